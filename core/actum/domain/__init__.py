@@ -1,1 +1,1 @@
-"""placeholder"""
+"""What things mean: pure functions and values. No I/O, no clock, no SQL."""

@@ -1,1 +1,1 @@
-"""placeholder"""
+"""One leased turn of one Thread: load, replay, act, commit."""

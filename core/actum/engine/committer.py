@@ -1,0 +1,171 @@
+"""The committer: one thread per process that groups the commits of all its turns.
+
+It flushes as soon as the last flush is done, with no timer: a batch is as large as the load makes it.
+What one turn posts is committed in the order of posting. A turn that needs to know (a barrier) waits on
+its ticket; facts are posted and not waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from uuid import UUID
+
+import psycopg
+
+from actum import faults
+from actum.errors import ActumError, Unavailable
+from actum.journal.commit import Block, Outcome, Receipt, commit
+from actum.journal.database import Connection, Database
+from actum.telemetry import emit
+
+OnDone = Callable[[Receipt | None, Exception | None], None]
+
+
+class Ticket:
+    """The promise of a receipt for one posted block."""
+
+    def __init__(self, block: Block, on_done: OnDone | None = None) -> None:
+        self.block = block
+        self._on_done = on_done
+        self._done = threading.Event()
+        self._receipt: Receipt | None = None
+        self._error: Exception | None = None
+
+    def settle(self, receipt: Receipt | None, error: Exception | None = None) -> None:
+        """Called by the committer, once."""
+        self._receipt, self._error = receipt, error
+        self._done.set()
+        if self._on_done is not None:
+            self._on_done(receipt, error)
+
+    def wait(self) -> Receipt:
+        """Wait until the block is durable (or refused) and return its receipt."""
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._receipt is not None
+        return self._receipt
+
+
+class Committer:
+    """Groups commits. `start` after fork; `stop` flushes what is left."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._condition = threading.Condition()
+        self._queue: list[Ticket] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._loop, name="actum-committer", daemon=True)
+        self.flushes = 0
+
+    def start(self) -> None:
+        """Start the committing thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Flush what was posted and end."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        self._thread.join()
+        self._database.close()
+
+    def post(self, block: Block, on_done: OnDone | None = None) -> Ticket:
+        """Hand over a block; returns at once. `on_done` runs on the committing thread: keep it short."""
+        ticket = Ticket(block, on_done)
+        with self._condition:
+            self._queue.append(ticket)
+            self._condition.notify()
+        return ticket
+
+    def _loop(self) -> None:
+        while True:
+            with self._condition:
+                while not self._queue and not self._stopping:
+                    self._condition.wait()
+                tickets, self._queue = self._queue, []
+            if not tickets:
+                return
+            self._flush(tickets)
+
+    def _flush(self, tickets: list[Ticket]) -> None:
+        groups = _by_thread(tickets)
+        blocks = [_merged([t.block for t in group]) for group in groups]
+        faults.point("flush.before")
+        results = self._commit(blocks)
+        faults.point("flush.after")
+        self.flushes += 1
+        for group, (receipt, error) in zip(groups, results, strict=True):
+            for ticket in group:
+                ticket.settle(receipt, error)
+
+    def _commit(self, blocks: list[Block]) -> list[tuple[Receipt | None, Exception | None]]:
+        """Commit together; if the batch is refused, one by one, so that one bad block harms no other."""
+        try:
+            return [(r, None) for r in self._attempt(blocks)]
+        except (psycopg.Error, ActumError) as error:
+            emit("commit.retry", blocks=len(blocks), error=str(error))
+            if isinstance(error, Unavailable) or len(blocks) == 1:
+                return [(None, error) for _ in blocks]
+        return [self._commit([block])[0] for block in blocks]
+
+    def _attempt(self, blocks: list[Block]) -> list[Receipt]:
+        """Commit; a repeat after an answer was lost first looks whether the commit went through (C44)."""
+        tried = False
+
+        def work(connection: Connection) -> list[Receipt]:
+            nonlocal tried
+            again, tried = tried, True
+            fresh = _unseen(connection, blocks) if again else blocks
+            receipts = dict(zip(map(id, fresh), commit(connection, fresh), strict=True))
+            return [receipts.get(id(b)) or _already(connection, b) for b in blocks]
+
+        return self._database.run(work, attempts=8)
+
+
+def _by_thread(tickets: list[Ticket]) -> list[list[Ticket]]:
+    groups: dict[UUID, list[Ticket]] = {}
+    for ticket in tickets:
+        groups.setdefault(ticket.block.thread_id, []).append(ticket)
+    return list(groups.values())
+
+
+def _merged(blocks: list[Block]) -> Block:
+    """Join one Thread's blocks in order. Only the last may hold a decision: a turn waits for each."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return replace(
+        blocks[-1],
+        events=[e for b in blocks for e in b.events],
+        moves=[m for b in blocks for m in b.moves],
+    )
+
+
+def _unseen(connection: Connection, blocks: list[Block]) -> list[Block]:
+    """Return the blocks that an earlier try, whose answer was lost, did not commit."""
+    return [b for b in blocks if not _was_committed(connection, b)]
+
+
+def _was_committed(connection: Connection, block: Block) -> bool:
+    """Whether the Thread's newest events are this block's: the fence makes us the only such writer."""
+    if not block.events:
+        return False
+    rows = connection.execute(
+        "select type, name, body::text from actum.events where thread_id = %s order by seq desc limit %s",
+        (block.thread_id, len(block.events) + 16),
+    ).fetchall()
+    wanted = [(e.type, e.name, e.body) for e in block.events]
+    found = [(r[0], r[1], r[2]) for r in reversed(rows)]
+    width = len(wanted)
+    return any(found[i : i + width] == wanted for i in range(len(found) - width + 1))
+
+
+def _already(connection: Connection, block: Block) -> Receipt:
+    row = connection.execute(
+        "select version, actum.now() from actum.threads where id = %s",
+        (block.thread_id,),
+    ).fetchone()
+    assert row is not None
+    return Receipt(Outcome.COMMITTED, row[0] - len(block.events), row[0], row[1])

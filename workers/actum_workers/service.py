@@ -1,0 +1,198 @@
+"""One worker process at work: it claims ready Threads of a queue and runs their turns.
+
+Knows nothing of Celery. `start` after fork; `drain` until nothing is ready or the slice ends; `stop` gives
+everything back.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import orjson
+
+from actum.config import Settings
+from actum.domain.workflow import Registry, Workflow
+from actum.engine.calls import Caller
+from actum.engine.committer import Committer
+from actum.engine.turn import Ending, Tools, Turn
+from actum.errors import LeaseLost, Unavailable
+from actum.ids import new_id
+from actum.journal.claim import Claimed, abandon, claim, enlist, retire
+from actum.journal.database import Connection, Database
+from actum.journal.duties import unblock
+from actum.journal.read import events_of
+from actum.journal.submit import show_definition
+from actum.telemetry import emit
+from actum_workers.heart import SOCKET_VARIABLE, Beating, spawn
+
+FAST_SECONDS = 0.05
+"""Claims are sized so that a batch keeps the process busy for about this long: slow work isn't hoarded."""
+
+OnTurn = Callable[[Claimed, Ending, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What one slice did: `more` says that work may be left."""
+
+    turns: int
+    more: bool
+
+
+class Service:
+    """A worker process's engine room."""
+
+    def __init__(self, settings: Settings, registry: Registry, queues: list[str]) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._queues = queues
+        self._database = Database(name="actum-worker")
+        self._committer = Committer(Database(name="actum-committer"))
+        self._caller = Caller()
+        self._pool = ThreadPoolExecutor(settings.turns, thread_name_prefix="actum-turn")
+        self._local = threading.local()
+        self._turn_seconds = FAST_SECONDS
+        self._lease: Beating | None = None
+        self._tainted = False
+        self._stop_asked: Callable[[], bool] = lambda: False
+        self.on_turn: OnTurn = lambda claimed, ending, seconds: None
+
+    def start(self, stop_asked: Callable[[], bool] = lambda: False) -> None:
+        """Take up an incarnation and show the definitions. Call after fork, once."""
+        self._stop_asked = stop_asked
+        self._committer.start()
+        self._begin_incarnation()
+        self._database.run(self._show)
+
+    def _begin_incarnation(self) -> Beating:
+        """Enlist under a fresh id; an incarnation that was lost is never taken up again."""
+        lease_seconds = self._settings.lease_seconds
+        incarnation, labels = new_id(), self._registry.labels()
+        self._database.run(lambda c: enlist(c, incarnation, self._queues, labels, lease_seconds))
+        self._lease = Beating(incarnation, lease_seconds, self._heart())
+        self._tainted = False
+        return self._lease
+
+    def _heart(self) -> str:
+        """The address of the worker's heart; a process that has none starts its own."""
+        address = os.environ.get(SOCKET_VARIABLE, "")
+        if not address or not os.path.exists(address):
+            address = os.path.join(tempfile.mkdtemp(prefix="actum-heart-"), "s")
+            os.environ[SOCKET_VARIABLE] = address
+            spawn(address)
+        return address
+
+    def _show(self, connection: Connection) -> None:
+        for workflow in self._registry.workflows.values():
+            show_definition(
+                connection,
+                workflow=workflow.name,
+                version=workflow.version,
+                owner=workflow.owner,
+                queue=workflow.queue,
+                deadline_seconds=workflow.deadline_seconds,
+                on_upgrade=workflow.on_upgrade,
+                digest=workflow.digest,
+                body=orjson.dumps({"label": workflow.label}).decode(),
+            )
+        unblock(connection, self._registry.labels())
+
+    def drain(self, queue: str, slice_seconds: float) -> Drained:
+        """Run turns of `queue` until nothing is ready, the slice ends or the process is to stop."""
+        lease = self._current_lease()
+        tools = Tools(self._committer, self._caller, lease, self._reading)
+        ends, running, turns = time.monotonic() + slice_seconds, set[Future[None]](), 0
+        more = True
+        while more or running:
+            lease.stopping = self._stop_asked()
+            more = more and not lease.stopping and time.monotonic() < ends
+            if more and len(running) < self._settings.turns:
+                claimed = self._claim(queue, lease, self._room(len(running)))
+                more = bool(claimed)
+                turns += len(claimed)
+                running |= {self._pool.submit(self._turn, c, e, tools) for c, e in claimed}
+            if running:
+                _, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+                more = more or (bool(running) and len(running) < self._settings.turns and not lease.stopping)
+        return Drained(turns, time.monotonic() >= ends and not lease.stopping)
+
+    def _current_lease(self) -> Beating:
+        lease = self._lease or self._begin_incarnation()
+        try:
+            lease.check()
+        except LeaseLost:
+            self._tainted = True
+        if self._tainted:
+            lease.close()  # the heart retires it; whatever it still holds is rescued
+            return self._begin_incarnation()
+        return lease
+
+    def _room(self, running: int) -> int:
+        free = self._settings.turns - running
+        fast = int(self._settings.turns * FAST_SECONDS / max(self._turn_seconds, 0.0005))
+        return max(1, min(self._settings.claim_max, max(free, fast)))
+
+    def _claim(self, queue: str, lease: Beating, limit: int) -> list[tuple[Claimed, list]]:  # type: ignore[type-arg]
+        def work(connection: Connection) -> list[tuple[Claimed, list]]:  # type: ignore[type-arg]
+            found = claim(connection, lease.incarnation, queue, self._registry.labels(), limit)
+            events = events_of(connection, [c.thread_id for c in found]) if found else {}
+            return [(c, events[c.thread_id]) for c in found]
+
+        try:
+            return self._database.run(work)
+        except Unavailable as error:
+            emit("commit.retry", blocks=0, error=str(error))
+            return []
+
+    def _turn(self, claimed: Claimed, events: list, tools: Tools) -> None:  # type: ignore[type-arg]
+        began = time.monotonic()
+        definition = self._definition(claimed)
+        ending = Turn(claimed, events, definition, tools).run()
+        if ending is Ending.LOST:
+            self._abandon(claimed)
+        seconds = time.monotonic() - began
+        self._turn_seconds += 0.1 * (seconds - self._turn_seconds)
+        emit("thread.turn", thread=str(claimed.thread_id), ending=str(ending), seconds=seconds)
+        self.on_turn(claimed, ending, seconds)
+
+    def _abandon(self, claimed: Claimed) -> None:
+        """A living worker must not hold what it no longer works on; failing that, end the incarnation."""
+        try:
+            self._reading().run(lambda c: abandon(c, claimed.thread_id, claimed.fence))
+        except Unavailable:
+            self._tainted = True
+
+    def _definition(self, claimed: Claimed) -> Workflow:
+        return self._registry.workflows[claimed.workflow, claimed.version]
+
+    def _reading(self) -> Database:
+        """Each turn thread's own connection, opened when first needed."""
+        if not hasattr(self._local, "database"):
+            self._local.database = Database(name="actum-turn")
+        database: Database = self._local.database
+        return database
+
+    @property
+    def worn(self) -> bool:
+        """Whether step functions were left behind, so that the process should be replaced."""
+        return self._caller.stuck > 0
+
+    def stop(self) -> None:
+        """Flush, retire the incarnation, and part from the heart."""
+        self._pool.shutdown(wait=True)
+        self._committer.stop()
+        self._caller.close()
+        if self._lease is not None:
+            incarnation = self._lease.incarnation
+            try:
+                self._database.run(lambda c: retire(c, incarnation), attempts=1)
+            except Unavailable:
+                pass  # the lease ends by itself
+            self._lease.close()
+        self._database.close()
