@@ -116,7 +116,7 @@ def parameter_types(function: Callable[..., Any]) -> dict[str, Any]:
     """The declared types of a function's parameters that need rebuilding; none if unreadable."""
     try:
         hints = get_type_hints(function)
-    except Exception:  # noqa: BLE001 - annotations may name anything, even what is not importable
+    except Exception:  # annotations may name anything, even what is not importable
         return {}
     skipped = (Any, str, int, float, bool, dict, list, None)
     return {k: v for k, v in hints.items() if k != "return" and v not in skipped}
@@ -241,7 +241,7 @@ def _escape(match: re.Match[str]) -> str:
 def _attempt(read: Callable[[], str], what: str) -> str:
     try:
         return read()
-    except Exception as error:  # noqa: BLE001 - user code: anything may come out of it
+    except Exception as error:  # user code: anything may come out of it
         return f"<{what} raised {type(error).__qualname__}>"
 
 
@@ -408,7 +408,7 @@ def _is_model(value: object) -> bool:
 def _dump_model(value: Any) -> dict[str, Any]:
     try:
         return dict(value.model_dump(mode="python", round_trip=True))
-    except Exception as error:  # noqa: BLE001 - the model's own serializers run here
+    except Exception as error:  # the model's own serializers run here
         why = storable_error(error)["message"][:200]
         raise _Refused(f"is a {_type_name(value)} whose model_dump raised: {why}") from None
 

@@ -23,6 +23,10 @@ from actum.telemetry import emit
 OnDone = Callable[[Receipt | None, Exception | None], None]
 
 
+class CommitRefused(ActumError):
+    """Postgres did not take a block: the Thread is left as it was, and its claim is given up."""
+
+
 class Ticket:
     """The promise of a receipt for one posted block."""
 
@@ -108,7 +112,7 @@ class Committer:
         except (psycopg.Error, ActumError) as error:
             emit("commit.retry", blocks=len(blocks), error=str(error))
             if isinstance(error, Unavailable) or len(blocks) == 1:
-                return [(None, error) for _ in blocks]
+                return [(None, CommitRefused(str(error))) for _ in blocks]
         return [self._commit([block])[0] for block in blocks]
 
     def _attempt(self, blocks: list[Block]) -> list[Receipt]:

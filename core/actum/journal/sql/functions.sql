@@ -335,19 +335,28 @@ begin
     end if;
     select max(x) into last_stage from unnest(s_stage) x;
     for this_stage in 1 .. last_stage loop
+        -- Not an upsert: its insert trigger would judge the proposed row though the row is only moved.
+        with move as (
+            select p_thread[s.block] as thread, s.*
+              from unnest(s_block, s_stage, s_step, s_class, s_state, s_digest, s_key, s_attempts,
+                          s_owner, s_fact)
+                   as s (block, stage, step, class, state, digest, key, attempts, owner, fact)
+              join jsonb_array_elements(p_results) r on (r->>'block')::integer = s.block
+             where s.stage = this_stage
+               and (r->>'outcome' = 'committed' or (r->>'outcome' in ('conflict', 'ended') and s.fact))
+        ), moved as (
+            update actum.steps x
+               set state = m.state, attempts = m.attempts, digest = m.digest, effect_key = m.key,
+                   updated_at = p_moment
+              from move m where x.thread_id = m.thread and x.step_id = m.step
+            returning x.thread_id, x.step_id
+        )
         insert into actum.steps (thread_id, step_id, effect_class, state, digest, effect_key, attempts,
                                  owner, updated_at)
-        select p_thread[s.block], s.step, s.class, s.state, s.digest, s.key, s.attempts, s.owner,
-               p_moment
-          from unnest(s_block, s_stage, s_step, s_class, s_state, s_digest, s_key, s_attempts, s_owner,
-                      s_fact)
-               as s (block, stage, step, class, state, digest, key, attempts, owner, fact)
-          join jsonb_array_elements(p_results) r on (r->>'block')::integer = s.block
-         where s.stage = this_stage
-           and (r->>'outcome' = 'committed' or (r->>'outcome' in ('conflict', 'ended') and s.fact))
-        on conflict (thread_id, step_id) do update
-           set state = excluded.state, attempts = excluded.attempts, digest = excluded.digest,
-               effect_key = excluded.effect_key, updated_at = excluded.updated_at;
+        select m.thread, m.step, m.class, m.state, m.digest, m.key, m.attempts, m.owner, p_moment
+          from move m
+         where not exists (select from moved where moved.thread_id = m.thread
+                                               and moved.step_id = m.step);
     end loop;
 end
 $$;

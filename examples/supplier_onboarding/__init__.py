@@ -1,0 +1,1 @@
+"""The main example: suppliers from a CSV file are verified by mail, registered and told."""
