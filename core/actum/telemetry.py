@@ -5,6 +5,7 @@ Losing a subscriber changes no state (R60). The catalogue is `EVENTS`; a name ou
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -28,13 +29,19 @@ EVENTS = {
     "worker.deaf": "work is ready and nobody takes it",
 }
 
+QUIET = frozenset({"thread.turn", "commit.flush", "reconcile.duty"})
+"""Events that come with every piece of healthy work: only written with `ACTUM_VERBOSE=1`."""
+
+VERBOSE = os.environ.get("ACTUM_VERBOSE") == "1"
+
 Subscriber = Callable[[str, dict[str, Any]], None]
 _log = structlog.get_logger("actum")
 
 
 def _log_line(name: str, fields: dict[str, Any]) -> None:
-    level = "warning" if name.endswith(("failed", "unknown", "required", "lost")) else "debug"
-    getattr(_log, level)(name, **fields)
+    if name in QUIET and not VERBOSE:
+        return
+    _log.info(name, **fields)
 
 
 SUBSCRIBERS: list[Subscriber] = [_log_line]

@@ -1,0 +1,5 @@
+"""`python -m actum` is the command line."""
+
+from actum.cli import main
+
+main()
