@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from email.message import EmailMessage
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
+from actum.client import Client
+from actum.errors import ActumError, ThreadEnded, Unavailable
 from examples.supplier_onboarding.suppliers import read_suppliers
 from examples.supplier_onboarding.world import mail, registry, replier
 
@@ -140,6 +142,30 @@ def test_replies_leave_out_who_never_replies(start: Start, tmp_path: Path) -> No
         "b@example.org",
     ]
     assert [row.id for row in replier.replies(tmp_path, 1)] == [3]
+
+
+class FakeClient:
+    """Stands in for actum's client: unavailable at first, then it refuses one and takes the rest."""
+
+    def __init__(self) -> None:
+        self.problems: list[ActumError] = [Unavailable("down"), ThreadEnded("too late")]
+        self.signals: list[tuple[object, ...]] = []
+
+    def signal(self, *arguments: object, key: str, dedup_key: str) -> None:
+        """Take a signal, or fail as planned."""
+        if self.problems:
+            raise self.problems.pop(0)
+        self.signals.append((*arguments, key, dedup_key))
+
+
+def test_a_reply_is_tried_again_only_when_that_may_help(start: Start, tmp_path: Path) -> None:
+    send(start("mail"), "k1")
+    (stored,) = replier.replies(tmp_path, 0)
+    fake = FakeClient()
+    client = cast(Client, fake)
+    assert [replier.is_settled(client, stored) for _ in range(3)] == [False, True, True]
+    body = {"terms": "30 days net"}
+    assert fake.signals == [(stored.thread_id, "supplier.replied", body, "", "reply-1")]
 
 
 @pytest.mark.parametrize("lost_every", ["0", "1"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
+import sys
 import threading
 from collections.abc import Mapping
 from contextlib import closing
@@ -46,6 +47,11 @@ class WorldServer(ThreadingHTTPServer):
 
     request_queue_size = 256
     daemon_threads = True  # a hanging answer must not block the shutdown
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report what is wrong here; clients that go away are part of the game."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class JsonHandler(BaseHTTPRequestHandler):

@@ -95,15 +95,23 @@ def _mails(directory: Path, query: str, *parameters: object) -> list[Mail]:
 class MailHandler:
     """aiosmtpd's handler: ledger first, answer second."""
 
-    def __init__(self, ledger: sqlite3.Connection, lose_answer_every: int) -> None:
+    def __init__(
+        self,
+        ledger: sqlite3.Connection,
+        lose_answer_every: int,
+        latency_seconds: float,
+    ) -> None:
         self._ledger = ledger
         self._lose_answer_every = lose_answer_every
+        self._latency_seconds = latency_seconds
 
     async def handle_DATA(self, server: SMTP, session: Session, envelope: Envelope) -> str:
         """Accept a mail; every N-th one seen for the first time gets no answer."""
         content = envelope.content
         raw = content.encode() if isinstance(content, str) else content or b""
+        await asyncio.sleep(self._latency_seconds / 2)
         mail_id, first_seen = self._store(raw, ", ".join(envelope.rcpt_tos))
+        await asyncio.sleep(self._latency_seconds / 2)
         if first_seen and self._is_answer_lost():
             assert server.transport is not None
             server.transport.abort()  # type: ignore[attr-defined]  # aiosmtpd's type is too wide
@@ -155,14 +163,20 @@ def lookup_handler(directory: Path) -> type[JsonHandler]:
     return LookupHandler
 
 
-async def serve(directory: Path, port: int, http_port: int, lose_answer_every: int) -> None:
+async def serve(
+    directory: Path,
+    port: int,
+    http_port: int,
+    lose_answer_every: int,
+    latency_seconds: float,
+) -> None:
     """Serve SMTP and the look-up until SIGTERM."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop.set)
     ledger = open_ledger(ledger_path(directory), SCHEMA)
-    handler = MailHandler(ledger, lose_answer_every)
+    handler = MailHandler(ledger, lose_answer_every, latency_seconds)
     smtp = await loop.create_server(
         lambda: SMTP(handler, enable_SMTPUTF8=True, hostname="localhost"),
         HOST,
@@ -185,9 +199,16 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="SMTP; 0 chooses a free one")
     parser.add_argument("--http-port", type=int, default=0, help="look-up; 0 chooses a free one")
     parser.add_argument("--lose-answer-every", type=int, default=0, metavar="N")
+    parser.add_argument("--latency-seconds", type=float, default=0.0, help="for each mail")
     options = parser.parse_args()
     asyncio.run(
-        serve(options.directory, options.port, options.http_port, options.lose_answer_every)
+        serve(
+            options.directory,
+            options.port,
+            options.http_port,
+            options.lose_answer_every,
+            options.latency_seconds,
+        )
     )
 
 

@@ -12,6 +12,7 @@ import socket
 import sqlite3
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class Knobs:
     drop_every: int = 0
     hang_every: int = 0
     refuse_every: int = 0
+    latency_seconds: float = 0.0
     not_found_seconds: float = 0.0
     refuse_supplier_ids: tuple[str, ...] = ()
     mismatch_supplier_ids: tuple[str, ...] = ()
@@ -195,7 +197,9 @@ def registry_handler(registry: Registry) -> type[JsonHandler]:
                 reason = f"{supplier_id} is on the list of suppliers not to be registered"
                 self.answer(422, {"error": reason}, NOT_APPLIED)
             else:
+                registry.stopping.wait(knobs.latency_seconds / 2)
                 done = registry.register(key, body)
+                registry.stopping.wait(knobs.latency_seconds / 2)
                 mismatch = supplier_id in knobs.mismatch_supplier_ids
                 if mismatch or _is_turn(number, knobs.drop_every):
                     self.drop()
@@ -215,7 +219,8 @@ def registry_handler(registry: Registry) -> type[JsonHandler]:
 
         def drop(self) -> None:
             self.close_connection = True
-            self.connection.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # the client may have gone first
+                self.connection.shutdown(socket.SHUT_RDWR)
 
         def do_GET(self) -> None:
             prefix = "/suppliers/by-key/"

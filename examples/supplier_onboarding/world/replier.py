@@ -7,9 +7,8 @@ import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import UUID
 
-from actum.errors import ActumError, Conflict, Rejected
+from actum.errors import ActumError, Unavailable
 from examples.supplier_onboarding.world.mail import Mail, mails_after
 
 if TYPE_CHECKING:
@@ -39,10 +38,10 @@ def terms_in(mail: Mail) -> str:
 def answer(client: Client, mail: Mail) -> None:
     """Signal the Thread that sent the mail; a repeat after a crash has the same dedup key."""
     client.signal(
-        UUID(mail.thread_id) if mail.thread_id else None,
+        mail.thread_id or None,
         "supplier.replied",
         {"terms": terms_in(mail)},
-        key=None if mail.thread_id else mail.thread_key,
+        key="" if mail.thread_id else mail.thread_key,
         dedup_key=f"reply-{mail.id}",
     )
 
@@ -51,11 +50,11 @@ def is_settled(client: Client, mail: Mail) -> bool:
     """Answer a mail; False when it is worth another try."""
     try:
         answer(client, mail)
-    except (Conflict, Rejected) as problem:
-        print(f"mail {mail.id}: the answer was refused: {problem}", file=sys.stderr)
-    except ActumError as problem:
+    except Unavailable as problem:
         print(f"mail {mail.id}: tried again later: {problem}", file=sys.stderr)
         return False
+    except ActumError as problem:  # another try would be refused too
+        print(f"mail {mail.id}: the answer was refused: {problem}", file=sys.stderr)
     return True
 
 
