@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+
 from actum.config import settings
 from actum.journal.database import Database, connect
 from actum.journal.migrate import migrate

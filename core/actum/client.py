@@ -293,9 +293,7 @@ class Client:
     def _ended(self, row: ThreadRow) -> bool:
         return row.wake_at is None
 
-    def list(
-        self, *, limit: int = 50, before: UUID | None = None, **filters: str
-    ) -> list[ThreadRow]:
+    def list(self, *, limit: int = 50, before: UUID | None = None, **filters: str) -> list[ThreadRow]:
         """Return Threads, newest first, filtered by state, workflow, owner; `before` pages on."""
         if not 1 <= limit <= 1000:
             raise Rejected("limit must be from 1 to 1000")

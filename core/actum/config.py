@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -55,8 +56,8 @@ def settings() -> Settings:
         raise BadConfiguration(_readable(error)) from None
 
 
-def _from_files() -> dict[str, str]:
-    found = {}
+def _from_files() -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for name in SECRET_FILES:
         path = os.environ.get(f"{name}_FILE")
         if path:

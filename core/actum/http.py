@@ -260,7 +260,7 @@ def _prepare(
         prepared = session.build_request(method, url, timeout=timeout, **options)
         prepared.headers["Accept-Encoding"] = "identity"  # the digest is of the bytes on the wire
         if effect_key:
-            prepared.headers["Idempotency-Key"] = effect_key
+            prepared.headers["Idempotency-Key"] = effect_key.encode("ascii").decode()
     except (httpx.InvalidURL, httpx.CookieConflict, ValueError, TypeError) as error:
         why = f"url, headers or content can't be sent as given ({type(error).__name__})"
         raise NotSent(f"the request was not sent: {why}") from None

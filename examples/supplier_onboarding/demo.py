@@ -133,7 +133,10 @@ class Demo:
         until(lambda: self._mails("verification") >= self.story.submitted // 3, "the first mails")
         self._kill(1)
         self.stack.restart_worker(1)
-        until(lambda: self._states().get("waiting", 0) == self.story.submitted, "all to wait for a reply")
+        until(
+            lambda: self._states().get("waiting", 0) == self.story.submitted,
+            "all to wait for a reply",
+        )
         self.story.tell(f"all {self.story.submitted} suppliers were written to and are waited for")
 
     def three_days_later(self) -> None:

@@ -16,9 +16,9 @@ from typing import Any, cast
 
 import httpx
 import pytest
-
 from actum.client import Client
 from actum.errors import ActumError, ThreadEnded, Unavailable
+
 from examples.supplier_onboarding.suppliers import read_suppliers
 from examples.supplier_onboarding.world import mail, registry, replier
 
@@ -145,7 +145,7 @@ def test_replies_leave_out_who_never_replies(start: Start, tmp_path: Path) -> No
 
 
 class FakeClient:
-    """Stands in for actum's client: unavailable at first, then it refuses one and takes the rest."""
+    """Stands in for actum's client: unavailable first, then refuses one, then takes all."""
 
     def __init__(self) -> None:
         self.problems: list[ActumError] = [Unavailable("down"), ThreadEnded("too late")]
@@ -193,9 +193,7 @@ def test_without_honoured_keys_a_repeat_is_a_second_registration(start: Start) -
         assert (stats["posts"], stats["registrations"], stats["duplicates"]) == (2, 2, 1)
 
 
-def test_an_honoured_key_gives_the_same_answer_and_refuses_another_body(
-    start: Start, tmp_path: Path
-) -> None:
+def test_an_honoured_key_repeats_its_answer_only(start: Start, tmp_path: Path) -> None:
     with start("registry", "--honour-keys").http() as client:
         first = register(client, "k1")
         again = register(client, "k1")

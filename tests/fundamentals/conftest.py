@@ -11,7 +11,7 @@ import pytest
 from actum import Client
 from actum.config import settings
 from actum.domain.workflow import REGISTRY
-from actum_workers.heart import SOCKET_VARIABLE, spawn
+from actum_workers.heart import SOCKET_VARIABLE, connect, spawn
 from actum_workers.reconcile import Reconciler
 from actum_workers.service import Service
 
@@ -30,11 +30,9 @@ def work(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Non
     with TemporaryDirectory(prefix="heart-") as folder:  # a socket's path must be short
         monkeypatch.setenv(SOCKET_VARIABLE, f"{folder}/s")
         heart = spawn(f"{folder}/s")
-        try:
+        with connect(f"{folder}/s"):
             yield from _serve()
-        finally:
-            heart.kill()
-            heart.wait()
+        heart.wait(10)
 
 
 def _serve() -> Iterator[Callable[[], None]]:

@@ -295,9 +295,15 @@ def test_redirect_is_not_followed(send: Send, server: Server) -> None:
 
 
 def test_redirect_of_a_read_is_refused(send: Send, server: Server) -> None:
-    server.script = reply(302, Location="http://a:no/")
+    server.script = reply(302)
     with pytest.raises(Refused, match="another address"):
         send("GET", server.url)
+
+
+def test_redirect_to_an_unreadable_address_is_unknown(send: Send, server: Server) -> None:
+    server.script = reply(307, Location="http://a:no/")
+    with pytest.raises(OutcomeUnknown):
+        send("POST", server.url)
 
 
 def test_the_key_is_sent_as_it_is_each_time(send: Send, server: Server) -> None:

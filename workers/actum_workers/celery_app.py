@@ -20,7 +20,7 @@ from celery.signals import (
     worker_shutdown,
     worker_shutting_down,
 )
-from kombu import Queue
+from kombu.entity import Queue
 
 from actum.config import settings
 from actum.domain.workflow import REGISTRY

@@ -49,12 +49,19 @@ class Heart:
             for key, _ in self._selector.select(max(0.0, next_beat - time.monotonic())):
                 self._hear(key.fileobj)  # type: ignore[arg-type]
             if self._had_company and not self._children:
-                return
+                return self._end()
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + self._lease_seconds / 4
                 self._beat()
 
     _had_company = False
+
+    def _end(self) -> None:
+        """Leave no address behind at which nobody listens."""
+        Path(self._listener.getsockname()).unlink(missing_ok=True)
+        self._selector.close()
+        self._listener.close()
+        self._database.close()
 
     def _hear(self, peer: socket.socket) -> None:
         if peer is self._listener:
@@ -117,9 +124,15 @@ class Heart:
 class Beating(TimedLease):
     """A child's side: a lease that the heart renews."""
 
-    def __init__(self, incarnation: UUID, lease_seconds: float, address: str) -> None:
-        super().__init__(incarnation, lease_seconds)
-        self._socket = connect(address)
+    def __init__(
+        self,
+        incarnation: UUID,
+        lease_seconds: float,
+        peer: socket.socket,
+        asked_at: float,
+    ) -> None:
+        super().__init__(incarnation, lease_seconds, asked_at)
+        self._socket = peer
         self._socket.sendall(f"child {incarnation} {os.getpid()}".encode())
         self._socket.setblocking(False)
 
@@ -138,9 +151,9 @@ class Beating(TimedLease):
         self._socket.close()
 
 
-def connect(address: str) -> socket.socket:
-    """Connect to the heart at `address`, waiting while it starts."""
-    deadline = time.monotonic() + START_SECONDS
+def connect(address: str, seconds: float = START_SECONDS) -> socket.socket:
+    """Connect to the heart at `address`, waiting up to `seconds` while it starts."""
+    deadline = time.monotonic() + seconds
     while True:
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

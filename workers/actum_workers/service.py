@@ -6,7 +6,9 @@ everything back.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 import orjson
 
 from actum.config import Settings
+from actum.domain.events import Event
 from actum.domain.workflow import Registry, Workflow
 from actum.engine.calls import Caller
 from actum.engine.committer import Committer
@@ -29,10 +32,12 @@ from actum.journal.duties import unblock
 from actum.journal.read import events_of
 from actum.journal.submit import show_definition
 from actum.telemetry import emit
-from actum_workers.heart import SOCKET_VARIABLE, Beating, spawn
+from actum_workers.heart import SOCKET_VARIABLE, Beating, connect, spawn
 
 FAST_SECONDS = 0.05
 """Claims are sized so that a batch keeps the process busy for about this long: slow work isn't hoarded."""
+
+HEART_ENDS_SECONDS = 10.0
 
 OnTurn = Callable[[Claimed, Ending, float], None]
 
@@ -59,6 +64,7 @@ class Service:
         self._local = threading.local()
         self._turn_seconds = FAST_SECONDS
         self._lease: Beating | None = None
+        self._own_heart: subprocess.Popen[bytes] | None = None
         self._tainted = False
         self._stop_asked: Callable[[], bool] = lambda: False
         self.on_turn: OnTurn = lambda claimed, ending, seconds: None
@@ -71,22 +77,31 @@ class Service:
         self._database.run(self._show)
 
     def _begin_incarnation(self) -> Beating:
-        """Enlist under a fresh id; an incarnation that was lost is never taken up again."""
+        """Enlist under a fresh id; an incarnation that was lost is never taken up again.
+
+        The heart is there first, so that the first beat comes in time.
+        """
+        if self._lease is not None:
+            self._lease.close()  # the heart retires it; whatever it still holds is rescued
         lease_seconds = self._settings.lease_seconds
         incarnation, labels = new_id(), self._registry.labels()
+        peer = self._heart()
+        asked_at = time.monotonic()
         self._database.run(lambda c: enlist(c, incarnation, self._queues, labels, lease_seconds))
-        self._lease = Beating(incarnation, lease_seconds, self._heart())
+        self._lease = Beating(incarnation, lease_seconds, peer, asked_at)
         self._tainted = False
         return self._lease
 
-    def _heart(self) -> str:
-        """The address of the worker's heart; a process that has none starts its own."""
+    def _heart(self) -> socket.socket:
+        """A line to the worker's heart; a process that finds none starts its own."""
         address = os.environ.get(SOCKET_VARIABLE, "")
-        if not address or not os.path.exists(address):
-            address = os.path.join(tempfile.mkdtemp(prefix="actum-heart-"), "s")
-            os.environ[SOCKET_VARIABLE] = address
-            spawn(address)
-        return address
+        if address:
+            with contextlib.suppress(OSError):
+                return connect(address, seconds=1.0)
+        address = os.path.join(tempfile.mkdtemp(prefix="actum-heart-"), "s")
+        os.environ[SOCKET_VARIABLE] = address
+        spawn(address)
+        return connect(address)
 
     def _show(self, connection: Connection) -> None:
         for workflow in self._registry.workflows.values():
@@ -129,7 +144,6 @@ class Service:
         except LeaseLost:
             self._tainted = True
         if self._tainted:
-            lease.close()  # the heart retires it; whatever it still holds is rescued
             return self._begin_incarnation()
         return lease
 
@@ -138,8 +152,8 @@ class Service:
         fast = int(self._settings.turns * FAST_SECONDS / max(self._turn_seconds, 0.0005))
         return max(1, min(self._settings.claim_max, max(free, fast)))
 
-    def _claim(self, queue: str, lease: Beating, limit: int) -> list[tuple[Claimed, list]]:  # type: ignore[type-arg]
-        def work(connection: Connection) -> list[tuple[Claimed, list]]:  # type: ignore[type-arg]
+    def _claim(self, queue: str, lease: Beating, limit: int) -> list[tuple[Claimed, list[Event]]]:
+        def work(connection: Connection) -> list[tuple[Claimed, list[Event]]]:
             found = claim(connection, lease.incarnation, queue, self._registry.labels(), limit)
             events = events_of(connection, [c.thread_id for c in found]) if found else {}
             return [(c, events[c.thread_id]) for c in found]
@@ -150,16 +164,23 @@ class Service:
             emit("commit.retry", blocks=0, error=str(error))
             return []
 
-    def _turn(self, claimed: Claimed, events: list, tools: Tools) -> None:  # type: ignore[type-arg]
+    def _turn(self, claimed: Claimed, events: list[Event], tools: Tools) -> None:
         began = time.monotonic()
-        definition = self._definition(claimed)
-        ending = Turn(claimed, events, definition, tools).run()
+        ending = self._ended(claimed, events, tools)
         if ending is Ending.LOST:
             self._abandon(claimed)
         seconds = time.monotonic() - began
         self._turn_seconds += 0.1 * (seconds - self._turn_seconds)
         emit("thread.turn", thread=str(claimed.thread_id), ending=str(ending), seconds=seconds)
         self.on_turn(claimed, ending, seconds)
+
+    def _ended(self, claimed: Claimed, events: list, tools: Tools) -> Ending:  # type: ignore[type-arg]
+        """Run the turn. Whatever escapes it must not leave a claim with a living worker (C08)."""
+        try:
+            return Turn(claimed, events, self._definition(claimed), tools).run()
+        except BaseException as error:
+            emit("thread.lost", thread=str(claimed.thread_id), why=repr(error))
+            return Ending.LOST
 
     def _abandon(self, claimed: Claimed) -> None:
         """A living worker must not hold what it no longer works on; failing that, end the incarnation."""
@@ -190,9 +211,9 @@ class Service:
         self._caller.close()
         if self._lease is not None:
             incarnation = self._lease.incarnation
-            try:
+            with contextlib.suppress(Unavailable):  # else the lease ends by itself
                 self._database.run(lambda c: retire(c, incarnation), attempts=1)
-            except Unavailable:
-                pass  # the lease ends by itself
             self._lease.close()
+        if self._own_heart is not None:
+            self._own_heart.wait(HEART_ENDS_SECONDS)
         self._database.close()

@@ -154,10 +154,7 @@ def first_states(table: Table) -> list[str]:
 def guard_condition(table: Table, column: str = "state") -> str:
     """Return the trigger's WHEN clause: true for a move that no table row allows."""
     pairs = ", ".join(f"('{a}','{b}')" for a, b in legal_moves(table))
-    return (
-        f"old.{column} is distinct from new.{column} "
-        f"and (old.{column}, new.{column}) not in ({pairs})"
-    )
+    return f"old.{column} is distinct from new.{column} and (old.{column}, new.{column}) not in ({pairs})"
 
 
 def diagram(table: Table) -> str:

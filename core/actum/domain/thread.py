@@ -212,9 +212,17 @@ def _apply_other(thread: Thread, event: Event) -> None:
             thread.requests.append((event.name, ""))
         thread.values.setdefault(event.name, event.body["value"])
     elif event.type == "check.passed":
-        thread.steps[event.name].passed_checks.add(event.body["check"])
+        _pass_check(thread, event)
     elif event.type == "evidence.late":
         _keep_late(thread, event)
+
+
+def _pass_check(thread: Thread, event: Event) -> None:
+    view = thread.steps.get(event.name)
+    if view is None:
+        thread.refusals.append(f"{event.seq}: check.passed names no step of this Thread")
+    else:
+        view.passed_checks.add(event.body["check"])
 
 
 def _open_wait(thread: Thread, event: Event) -> None:

@@ -90,7 +90,7 @@ class Step:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, defaults applied. Raises `TypeError` as a call would."""
-        hidden = {name: None for name in self.injected}
+        hidden = dict.fromkeys(self.injected)
         bound = self.signature.bind(*args, **kwargs, **hidden)
         bound.apply_defaults()
         return {k: v for k, v in bound.arguments.items() if k not in hidden}
@@ -223,9 +223,7 @@ def _lacks(step: Step) -> list[str]:
     return lacks
 
 
-EffectName = Literal[
-    "pure", "recorded", "transactional", "idempotent", "reconcilable", "unrepeatable"
-]
+EffectName = Literal["pure", "recorded", "transactional", "idempotent", "reconcilable", "unrepeatable"]
 
 
 def step(

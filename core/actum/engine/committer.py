@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
-import psycopg
-
 from actum import faults
 from actum.errors import ActumError, Unavailable
 from actum.journal.commit import Block, Outcome, Receipt, commit
@@ -109,7 +107,7 @@ class Committer:
         """Commit together; if the batch is refused, one by one, so that one bad block harms no other."""
         try:
             return [(r, None) for r in self._attempt(blocks)]
-        except (psycopg.Error, ActumError) as error:
+        except Exception as error:  # this thread serves every turn: it must outlive any one block
             emit("commit.retry", blocks=len(blocks), error=str(error))
             if isinstance(error, Unavailable) or len(blocks) == 1:
                 return [(None, CommitRefused(str(error))) for _ in blocks]

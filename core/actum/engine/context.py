@@ -7,10 +7,11 @@ later one (R24).
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 from actum import codec
@@ -19,7 +20,7 @@ from actum.domain.thread import Thread, Wait
 from actum.domain.workflow import Step
 from actum.engine.record import Recorder, body
 from actum.engine.replay import Replay
-from actum.engine.signals import GiveWay, Suspended
+from actum.engine.signals import GiveWay, Leave, Suspended
 from actum.engine.steps import StepRunner
 from actum.errors import BadValue, Rejected
 from actum.ids import new_id
@@ -27,6 +28,25 @@ from actum.ids import new_id
 
 class WaitExpired(Exception):
     """Raised in a workflow when a wait's time ended before its signal came."""
+
+
+R = TypeVar("R")
+P = ParamSpec("P")
+
+
+def _request(method: Callable[Concatenate[WorkflowContext, P], R]) -> Callable[Concatenate[WorkflowContext, P], R]:
+    """Make a way out final: code in a `finally` or after a bare `except` can ask for nothing more."""
+
+    @functools.wraps(method)
+    def request(self: WorkflowContext, *args: P.args, **kwargs: P.kwargs) -> R:
+        self.stay()
+        try:
+            return method(self, *args, **kwargs)
+        except Leave as leave:
+            self._left = leave
+            raise
+
+    return request
 
 
 class WorkflowContext:
@@ -49,7 +69,14 @@ class WorkflowContext:
         self._must_yield = must_yield
         self.replay = Replay(thread)
         self._taken: set[int] = set()
+        self._left: Leave | None = None
 
+    def stay(self) -> None:
+        """Raise again what this run was left by, if the workflow's code caught it."""
+        if self._left is not None:
+            raise self._left
+
+    @_request
     def run(self, step: Step, *args: Any, **kwargs: Any) -> Any:
         """Run a step and return its result; raises `StepFailed` when it failed for good.
 
@@ -72,6 +99,7 @@ class WorkflowContext:
         except BadValue as error:
             raise BadValue(f"{step.name}: {error.path}", error.reason) from None
 
+    @_request
     def wait(self, name: str, within: timedelta) -> Any:
         """Wait for the signal `name` and return its body. Raises `WaitExpired` after `within`.
 
@@ -100,6 +128,7 @@ class WorkflowContext:
                 return signal if fired_at is None or signal.seq < fired_at else None
         return None
 
+    @_request
     def sleep(self, duration: timedelta) -> None:
         """Sleep at least `duration` on the database's clock; takes no worker's time."""
         request = self.replay.name("wf.sleep")
@@ -122,14 +151,17 @@ class WorkflowContext:
         self._record.decide("waiting", waits_for, seconds, request)
         raise Suspended
 
+    @_request
     def now(self) -> datetime:
         """Return the time at which this line ran first (database time; recorded)."""
         return datetime.fromisoformat(self._value("wf.now", lambda: self._clock.now().isoformat()))
 
+    @_request
     def random(self) -> float:
         """Return a random number in [0, 1), the same on every replay."""
         return float(self._value("wf.random", random.random))
 
+    @_request
     def uuid(self) -> UUID:
         """Return a UUIDv7, the same on every replay."""
         return UUID(self._value("wf.uuid", lambda: str(new_id())))

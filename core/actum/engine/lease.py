@@ -32,11 +32,11 @@ class Lease(Protocol):
 class TimedLease:
     """A lease that was renewed at a known monotonic moment."""
 
-    def __init__(self, incarnation: UUID, lease_seconds: float) -> None:
+    def __init__(self, incarnation: UUID, lease_seconds: float, asked_at: float) -> None:
         self.incarnation = incarnation
         self.stopping = False
         self._seconds = lease_seconds
-        self._renewed = time.monotonic()
+        self._renewed = asked_at
 
     def renewed(self, asked_at: float) -> None:
         """Note a renewal that was asked for at monotonic time `asked_at`."""

@@ -64,9 +64,7 @@ class Recorder:
         if step.effect.external or after not in ("completed", "failed") or before != lifecycle.NEW:
             self._open.moves.append(self._move(step, step_id, digest, after, attempts, event.fact))
 
-    def _move(
-        self, step: Step, step_id: str, digest: str, state: str, attempts: int, fact: bool
-    ) -> StepMove:
+    def _move(self, step: Step, step_id: str, digest: str, state: str, attempts: int, fact: bool) -> StepMove:
         key = self.key(step_id, digest) if step.effect.external else ""
         return StepMove(step_id, step.effect, state, digest, key, attempts, step.owner, fact)
 
@@ -140,5 +138,3 @@ class Recorder:
         """Follow the version, as long as nobody else wrote in between (on the committing thread)."""
         if receipt is not None and receipt.before == self._version:
             self._version = receipt.after
-
-

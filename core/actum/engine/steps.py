@@ -298,9 +298,7 @@ class StepRunner:
         raise Suspended
 
     def _event(self, call: _Call, type_: str, text: str) -> None:
-        self._record.step_event(
-            call.step, call.view.step_id, call.digest, type_, text, call.view.attempts
-        )
+        self._record.step_event(call.step, call.view.step_id, call.digest, type_, text, call.view.attempts)
 
     def _call(self, call: _Call, function: Callable[..., Any], **extra: Any) -> Any:
         timeout = call.step.timeout_seconds

@@ -15,7 +15,7 @@ from typing import Any
 from actum import codec, faults
 from actum.clock import DatabaseClock
 from actum.domain.events import Event
-from actum.domain.thread import Thread, fold
+from actum.domain.thread import fold
 from actum.domain.workflow import Workflow
 from actum.engine import signals
 from actum.engine.calls import Caller
@@ -58,9 +58,7 @@ class Tools:
 class Turn:
     """One claim's work on one Thread. `events` are those that came with the claim."""
 
-    def __init__(
-        self, claimed: Claimed, events: list[Event], definition: Workflow, tools: Tools
-    ) -> None:
+    def __init__(self, claimed: Claimed, events: list[Event], definition: Workflow, tools: Tools) -> None:
         self._claimed = claimed
         self._definition = definition
         self._tools = tools
@@ -92,7 +90,7 @@ class Turn:
             return self._give_way()
         wf = self._context()
         try:
-            result = self._definition.function(wf, **self._input())
+            result = self._returned(wf)
             wf.replay.finish()
             return self._complete(codec.encode(result))
         except signals.Suspended:
@@ -103,6 +101,13 @@ class Turn:
             return self._block(difference)
         except Exception as error:
             return self._fail(wf, error)
+
+    def _returned(self, wf: WorkflowContext) -> Any:
+        """Run the workflow's function; a way out that its code caught is taken all the same."""
+        try:
+            return self._definition.function(wf, **self._input())
+        finally:
+            wf.stay()
 
     def _context(self) -> WorkflowContext:
         runner = StepRunner(
@@ -186,5 +191,3 @@ class Turn:
             text = recorded(function(**keywords, connection=connection))
             self._record.commit_on(connection)
         return text
-
-

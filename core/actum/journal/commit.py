@@ -107,11 +107,7 @@ def _parameters(blocks: Sequence[Block]) -> list[Any]:
         (b.thread_id, b.fence, b.expected, b.state, b.reason, b.wake_seconds, b.wake_for, b.claim)
         for b in blocks
     ]
-    events = [
-        (n, e.type, e.name, e.actor, e.body, e.fact)
-        for n, b in enumerate(blocks, 1)
-        for e in b.events
-    ]
+    events = [(n, e.type, e.name, e.actor, e.body, e.fact) for n, b in enumerate(blocks, 1) for e in b.events]
     moves = [
         (n, stage, m.step_id, m.effect_class, m.state, m.digest, m.effect_key, m.attempts, m.owner, m.fact)
         for n, b in enumerate(blocks, 1)

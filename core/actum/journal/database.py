@@ -84,9 +84,10 @@ class Database:
             reraise=True,
         )
         try:
-            return retrying(self._try, work)
+            result: T = retrying(self._try, work)
         except RETRYABLE as error:
             raise Unavailable(f"Postgres: {_short(error)}") from error
+        return result
 
     def _try(self, work: Callable[[Connection], T]) -> T:
         try:

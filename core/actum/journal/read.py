@@ -116,8 +116,7 @@ def holder_of(connection: Connection, thread_id: UUID) -> tuple[str, datetime] |
 def runnable_anywhere(connection: Connection, workflow: str, version: str) -> bool:
     """Whether some living worker has this version of the workflow."""
     row = connection.execute(
-        "select exists (select from actum.workers where expires_at > actum.now() "
-        "and %s = any(definitions))",
+        "select exists (select from actum.workers where expires_at > actum.now() and %s = any(definitions))",
         (f"{workflow}@{version}",),
     ).fetchone()
     return bool(row and row[0])
