@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 
 import psycopg
+from sqlalchemy.exc import SQLAlchemyError
 
 from actum.config import Settings
 from actum.errors import ActumError
@@ -18,8 +19,10 @@ from actum.journal import duties, migrate
 from actum.journal.database import Connection, connect
 
 POSTGRES_MIN = 150000
-WORKER_CONNECTIONS = 3
-"""What a worker process holds: one to claim, one to commit, one to read. A heart holds one more a worker."""
+FIXED_CONNECTIONS = 2
+"""What each worker process holds: one to claim, one to commit. Each of its turns may open one more (for a
+transactional step, or to read again after a conflict)."""
+HEART_CONNECTIONS = 1
 STALE_SECONDS = 60.0
 WAIT_SECONDS = 60.0
 DURABLE = {
@@ -53,8 +56,8 @@ def _database(settings: Settings) -> list[Finding]:
     except ActumError as error:
         return [Finding("postgres", False, str(error), "check ACTUM_DATABASE_URL and that Postgres runs")]
     with connection:
-        found = [f for look in (_server, _durability, _schema) for f in look(connection, settings)]
-        if all(f.ok for f in found if f.name == "schema"):
+        found = [f for look in BASIC for f in _guarded(look, connection, settings)]
+        if found[-1].ok:  # the rest reads tables
             found += [f for look in LIVE for f in _guarded(look, connection, settings)]
     return found
 
@@ -63,9 +66,9 @@ def _guarded(look: Examination, connection: Connection, settings: Settings) -> l
     """One examination that fails must not hide the others."""
     try:
         return list(look(connection, settings))
-    except psycopg.Error as error:
+    except (psycopg.Error, SQLAlchemyError) as error:
         line = str(error).splitlines()[0]
-        return [Finding(look.__name__.strip("_"), False, line, "see Postgres's log")]
+        return [Finding(getattr(look, "__name__", "").strip("_"), False, line, "see Postgres's log")]
 
 
 def _server(connection: Connection, _: Settings) -> Iterator[Finding]:
@@ -95,18 +98,16 @@ def _clock(connection: Connection, _: Settings) -> Iterator[Finding]:
     yield Finding("clock", True, f"{ahead:g} s ahead of Postgres's own", advice)
 
 
-def _budget(connection: Connection, _: Settings) -> Iterator[Finding]:
-    """How many worker processes fit, and whether those that live do."""
+def _budget(connection: Connection, settings: Settings) -> Iterator[Finding]:
+    """How many worker processes fit at their most, and whether those that live do."""
     names = ("max_connections", "superuser_reserved_connections")
     most, reserved = (int(_one(connection, f"show {name}")) for name in names)
     living = int(_one(connection, "select count(*) from actum.workers where expires_at > actum.now()"))
-    fit = (most - reserved) // (WORKER_CONNECTIONS + 1)
-    detail = (
-        f"max_connections {most}: {fit} worker processes fit at {WORKER_CONNECTIONS} connections each "
-        f"and one for its heart; {living} live"
-    )
-    advice = "" if living <= fit else f"raise max_connections to {living * 5} or run fewer processes"
-    yield Finding("connections", not advice, detail, advice)
+    each = FIXED_CONNECTIONS + settings.turns + HEART_CONNECTIONS
+    fit = (most - reserved) // each
+    detail = f"max_connections {most}: {fit} worker processes fit, at up to {each} each; {living} live"
+    advice = f"raise max_connections to {living * each + reserved}, or lower ACTUM_TURNS"
+    yield Finding("connections", living <= fit, detail, "" if living <= fit else advice)
 
 
 def _reconciliation(connection: Connection, _: Settings) -> Iterator[Finding]:
@@ -137,6 +138,7 @@ def _versions(connection: Connection, _: Settings) -> Iterator[Finding]:
     yield Finding("workflow versions", not rows, detail or "a living worker has every open one", advice)
 
 
+BASIC: tuple[Examination, ...] = (_server, _durability, _schema)
 LIVE: tuple[Examination, ...] = (_clock, _budget, _reconciliation, _oldest_work, _versions)
 
 

@@ -1,6 +1,6 @@
 """Checking what is stored: numbering, hash chain, and that every projection says what the events say.
 
-Reads only. The chain is computed here anew and in Python, so that a wrong SQL function can't vouch for itself.
+Reads only. The chain is computed anew, in Python: a wrong SQL function can't vouch for itself.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def _page(connection: Connection, thread_ids: Sequence[UUID] | None, after: UUID
         ).fetchall()
         ids = [row[0] for row in rows]
         events, steps = _events(connection, ids), _steps(connection, ids)
-    return [Stored(*row, events[row[0]], steps[row[0]]) for row in rows]
+    return [Stored(*row[:6], events=events[row[0]], steps=steps[row[0]]) for row in rows]
 
 
 def _events(connection: Connection, ids: list[UUID]) -> dict[UUID, list[StoredEvent]]:

@@ -55,9 +55,7 @@ def test_a_signal_that_comes_early_counts(client: Client, work: Callable[[], Non
     assert client.result(thread) == "replied early"
 
 
-def test_time_goes_on(
-    client: Client, work: Callable[[], None], later: Callable[[timedelta], None]
-) -> None:
+def test_time_goes_on(client: Client, work: Callable[[], None], later: Callable[[timedelta], None]) -> None:
     """After three days on the database's clock the wait expires."""
     thread = client.start(f5_ask).thread_id
     work()

@@ -91,8 +91,11 @@ class Engine:
         self.service = started_service(self.registry)
 
     def state(self, thread_id: UUID) -> str:
-        """The Thread's stored state."""
-        return self.client.row(thread_id).state
+        """The Thread's stored state; what a failed one raised is printed for the reader of a failed test."""
+        row = self.client.row(thread_id)
+        if row.state == "failed":
+            print(self.thread(thread_id).error)  # noqa: T201
+        return row.state
 
     def thread(self, thread_id: UUID) -> Thread:
         """What the Thread's events mean."""

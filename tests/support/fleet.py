@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -96,3 +97,44 @@ def settle_until(client: Client, threads: list, condition: Callable[[], bool]) -
         return condition()
 
     until(done, "the condition")
+
+
+class CeleryProcess:
+    """A real `celery -A actum_workers ...` process in a session of its own."""
+
+    def __init__(self, environment: dict[str, str], log: Path, *arguments: str) -> None:
+        self.log = log
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "celery", "-A", "actum_workers", *arguments],
+                env={**os.environ, **environment, "PYTHONPATH": f"{SUPPORT}:{ROOT}"},
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    def ready(self) -> CeleryProcess:
+        """Wait until a worker says so."""
+        until(lambda: b" ready." in self.log.read_bytes(), f"{self.log.name} to be ready", 60)
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL the whole process group, as a crash of its machine would."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def stop(self) -> int:
+        """SIGTERM the main process and return its exit code; nothing of its group stays."""
+        self.process.terminate()
+        try:
+            return self.process.wait(30)
+        finally:
+            self.kill()
+
+
+def worker(environment: dict[str, str], log: Path, name: str = "w", *arguments: str) -> CeleryProcess:
+    """Start a Celery worker on the default queue and wait until it is ready."""
+    more = arguments or ("--concurrency", "2")
+    where = ("--queues", "actum.default", "--hostname", f"{name}@%h", "--loglevel", "INFO")
+    return CeleryProcess(environment, log, "worker", *where, *more).ready()

@@ -71,11 +71,13 @@ def _client(url: str) -> redis.Redis:
 
 
 def _answers(client: redis.Redis, url: str) -> Iterator[Finding]:
-    info: dict[str, Any] = client.info()  # type: ignore[assignment]
+    info: dict[str, Any] = client.info()
     version = info.get("valkey_version") or info.get("redis_version")
     yield Finding("broker", True, f"answers, version {version}")
     if info.get("cluster_enabled"):
-        yield _bad("is a Redis Cluster", f"point {SETTING} at a standalone server; Celery can't use a cluster")
+        yield _bad(
+            "is a Redis Cluster", f"point {SETTING} at a standalone server; Celery can't use a cluster"
+        )
         return
     yield _policy(info)
     yield _index(client, int(urlsplit(url).path.strip("/") or 0))
@@ -90,7 +92,7 @@ def _policy(info: dict[str, Any]) -> Finding:
 
 def _index(client: redis.Redis, index: int) -> Finding:
     try:
-        client.execute_command("SELECT", index)
+        client.select(index)
     except redis.ResponseError as error:
         advice = f"end {SETTING} with a database that exists, as /0, or raise the broker's `databases`"
         return Finding("broker database", False, f"{index}: {error}", advice)

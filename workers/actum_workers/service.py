@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import subprocess
 import tempfile
 import threading
 import time
@@ -62,6 +63,7 @@ class Service:
         self._caller = Caller()
         self._pool = ThreadPoolExecutor(settings.turns, thread_name_prefix="actum-turn")
         self._local = threading.local()
+        self._turn_databases: list[Database] = []
         self._turn_seconds = FAST_SECONDS
         self._lease: Beating | None = None
         self._own_heart: subprocess.Popen[bytes] | None = None
@@ -196,6 +198,7 @@ class Service:
         """Each turn thread's own connection, opened when first needed."""
         if not hasattr(self._local, "database"):
             self._local.database = Database(name="actum-turn")
+            self._turn_databases.append(self._local.database)
         database: Database = self._local.database
         return database
 
@@ -207,6 +210,8 @@ class Service:
     def stop(self) -> None:
         """Flush, retire the incarnation, and part from the heart."""
         self._pool.shutdown(wait=True)
+        for database in self._turn_databases:
+            database.close()
         self._committer.stop()
         self._caller.close()
         if self._lease is not None:
