@@ -241,7 +241,10 @@ def _page(connection: Connection, thread_ids: Sequence[UUID] | None, after: UUID
         ).fetchall()
         ids = [row[0] for row in rows]
         events, steps = _events(connection, ids), _steps(connection, ids)
-    return [Stored(*row[:6], events=events[row[0]], steps=steps[row[0]]) for row in rows]
+    return [
+        Stored(thread_id, state, version, head, owner, wake_at, events[thread_id], steps[thread_id])
+        for thread_id, state, version, head, owner, wake_at in rows
+    ]
 
 
 def _events(connection: Connection, ids: list[UUID]) -> dict[UUID, list[StoredEvent]]:

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from inspect import isclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+
 from actum import errors
 from actum.config import Settings, settings
 from actum.domain.events import CATALOGUE
@@ -25,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SHELL_RUN_ELSEWHERE = {
     "README.md": ["tests/examples", "tests/workers", "tests/deploy", "tests/cli"],
-    "docs/tutorial.md": ["tests/workers"],
+    "docs/tutorial.md": ["tests/workers", "tests/cli"],
 }
 """Shell blocks are not run here; these folders run the same programs."""
 
@@ -83,10 +85,11 @@ def test_the_python_of_a_page_runs(
     monkeypatch.setitem(sys.modules, "refunds", module)
     exec(definition, module.__dict__)  # noqa: S102 - that is the test
     assert registry.problems() == []
-    names: dict[str, object] = {"__name__": "page"}
+    names: dict[str, Any] = {"__name__": "page"}
     with worker(registry, monkeypatch):
         for block in others:
             exec(block, names)  # noqa: S102
+    names["client"].close()
     assert printed in capsys.readouterr().out
 
 

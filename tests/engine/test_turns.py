@@ -250,7 +250,7 @@ def test_when_all_attempts_failed_the_workflow_sees_the_last_error(engine: Engin
 
     thread = engine.run(flow(body))
     engine.advance("10 seconds")
-    assert engine.client.result(thread) == "broken#1: OSError: never"
+    assert engine.client.result(thread) == "broken#1: builtins.OSError: never"
     assert engine.types(thread).count("attempt.failed") == 1
 
 

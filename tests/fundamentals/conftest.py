@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 import psycopg
 import pytest
+
 from actum import Client
 from actum.config import settings
 from actum.domain.workflow import REGISTRY

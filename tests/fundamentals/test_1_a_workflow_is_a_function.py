@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+
 from actum import Client, NotEnded, WorkflowContext, workflow
 
 

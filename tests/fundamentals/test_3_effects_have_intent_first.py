@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import psycopg
 import pytest
+
 from actum import Client, Retry, WorkflowContext, step, workflow
 from actum.config import settings
 from actum.domain.workflow import Registry

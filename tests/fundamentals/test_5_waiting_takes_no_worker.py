@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import psycopg
+
 from actum import Client, WaitExpired, WorkflowContext, workflow
 
 

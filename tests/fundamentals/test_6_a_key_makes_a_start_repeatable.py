@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import psycopg
 import pytest
+
 from actum import Client, WorkflowContext, workflow
 from actum.errors import KeyConflict, ThreadNotFound
 

@@ -24,6 +24,7 @@ from kombu.entity import Queue
 
 from actum.config import settings
 from actum.domain.workflow import REGISTRY
+from actum_workers import transport
 
 PREFIX = "actum."
 RECONCILE = "reconcile"
@@ -41,6 +42,7 @@ def workflow_modules() -> list[str]:
 
 def make_app() -> Celery:
     """Return a configured Celery app."""
+    transport.install()
     made = Celery("actum", broker=settings().require_broker(), include=["actum_workers.tasks"])
     made.conf.update(
         accept_content=["json"],

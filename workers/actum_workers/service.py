@@ -102,7 +102,7 @@ class Service:
                 return connect(address, seconds=1.0)
         address = os.path.join(tempfile.mkdtemp(prefix="actum-heart-"), "s")
         os.environ[SOCKET_VARIABLE] = address
-        spawn(address)
+        self._own_heart = spawn(address)
         return connect(address)
 
     def _show(self, connection: Connection) -> None:

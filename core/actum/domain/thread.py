@@ -155,6 +155,10 @@ def _unclear(view: StepView, event: Event) -> None:
     view.due_at = event.at + timedelta(seconds=event.body.get("after_seconds", 0))
 
 
+def _repeatable(view: StepView, event: Event) -> None:
+    view.due_at = event.at + timedelta(seconds=event.body.get("after_seconds", 0))
+
+
 def _asked(view: StepView, event: Event) -> None:
     view.evidence.append({"seq": event.seq, "at": event.at, **event.body})
 
@@ -177,6 +181,7 @@ _STEP_DETAILS = {
     "effect.unknown": _unknown,
     "effect.unclear": _unclear,
     "effect.absent": _asked,
+    "effect.repeatable": _repeatable,
     "resolution.required": _asked,
 }
 

@@ -34,7 +34,9 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 
-def _request(method: Callable[Concatenate[WorkflowContext, P], R]) -> Callable[Concatenate[WorkflowContext, P], R]:
+def _request(
+    method: Callable[Concatenate[WorkflowContext, P], R],
+) -> Callable[Concatenate[WorkflowContext, P], R]:
     """Make a way out final: code in a `finally` or after a bare `except` can ask for nothing more."""
 
     @functools.wraps(method)
@@ -43,7 +45,7 @@ def _request(method: Callable[Concatenate[WorkflowContext, P], R]) -> Callable[C
         try:
             return method(self, *args, **kwargs)
         except Leave as leave:
-            self._left = leave
+            self._way_out = leave
             raise
 
     return request
@@ -69,12 +71,12 @@ class WorkflowContext:
         self._must_yield = must_yield
         self.replay = Replay(thread)
         self._taken: set[int] = set()
-        self._left: Leave | None = None
+        self._way_out: Leave | None = None
 
     def stay(self) -> None:
         """Raise again what this run was left by, if the workflow's code caught it."""
-        if self._left is not None:
-            raise self._left
+        if self._way_out is not None:
+            raise self._way_out
 
     @_request
     def run(self, step: Step, *args: Any, **kwargs: Any) -> Any:

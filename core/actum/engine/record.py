@@ -114,6 +114,13 @@ class Recorder:
             raise Lost(receipt.outcome)
         self._note(receipt, None)
 
+    def undo(self, step_id: str, state: str) -> bool:
+        """Forget what a rolled-back transaction had recorded; return whether it had recorded anything."""
+        moved = self._states.get(step_id, lifecycle.NEW) != state
+        self._states[step_id] = state
+        self._open = self._fresh()
+        return moved
+
     def barrier(self) -> None:
         """Wait until everything posted for this Thread is durable."""
         self._settled(self._take())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from actum import codec, faults
 from actum.domain import effects, lifecycle
@@ -22,6 +22,7 @@ from actum.engine.lease import Lease
 from actum.engine.record import Recorder, body
 from actum.engine.signals import Lost, Suspended
 from actum.errors import BadValue, LeaseLost
+from actum.journal.database import RETRYABLE
 from actum.telemetry import emit
 
 S = lifecycle.StepState
@@ -110,6 +111,7 @@ class StepRunner:
     def _transact(self, call: _Call) -> Any:
         """Run the step inside the transaction that records it: one commit, never unknown."""
         self._record.barrier()
+        before = call.view.state
 
         def recorded(value: Any) -> str:
             text = codec.encode(value)
@@ -119,6 +121,8 @@ class StepRunner:
         try:
             text = self._in_transaction(call.step.function, call.keywords(), recorded)
         except Exception as error:
+            if self._record.undo(call.view.step_id, before) and isinstance(error, RETRYABLE):
+                raise Lost("the connection broke at the commit: the journal knows how it ended") from error
             return self._attempt_failed(call, error)
         return call.decoded(text)
 
@@ -129,7 +133,7 @@ class StepRunner:
         if self._exhausted(call) or isinstance(error, (Refused, BadValue)):
             return self._fail(call, stored)
         pause = call.step.retry.wait_seconds(call.view.attempts, random.random())
-        text = body(error=stored, attempt=call.view.attempts, after_seconds=pause)
+        text = body(error=stored, attempt=call.view.attempts, after_seconds=pause, digest=call.digest)
         self._event(call, "attempt.failed", text)
         self._pause(call, "retry", pause)
 
@@ -138,7 +142,7 @@ class StepRunner:
 
     def _fail(self, call: _Call, error: dict[str, Any]) -> Any:
         emit("step.failed", step=call.view.step_id, error=error.get("message", ""))
-        self._event(call, "step.failed", body(error=error))
+        self._event(call, "step.failed", body(error=error, digest=call.digest))
         self._record.post()
         raise StepFailed(call.view.step_id, error)
 
@@ -147,6 +151,7 @@ class StepRunner:
     def _send(self, call: _Call) -> Any:
         """Commit intent and key, look at the lease once more, then let the bytes go."""
         if self._exhausted(call):
+            self._record.decide()  # "absent" must be on record before "failed" follows from it
             message = f"the effect is absent after {call.view.attempts} attempts"
             return self._fail(call, {"type": "Exhausted", "message": message})
         call.view.attempts += 1
@@ -181,7 +186,8 @@ class StepRunner:
         match call.step.effect:
             case EffectClass.IDEMPOTENT if not self._exhausted(call):
                 pause = call.step.retry.wait_seconds(max(call.view.attempts, 1), random.random())
-                self._event(call, "effect.repeatable", body(reason="the provider honours the key"))
+                text = body(reason="the provider honours the key", after_seconds=pause)
+                self._event(call, "effect.repeatable", text)
                 self._pause(call, "retry", pause)
             case EffectClass.RECONCILABLE:
                 self._pause(call, "ask", ASK_FIRST_SECONDS)
@@ -209,11 +215,11 @@ class StepRunner:
         self._check_lease()
         faults.point("ask.before")
         try:
-            found = self._call(call, call.step.ask, effect_key=call.view.effect_key)
+            found = _storable(self._call(call, call.step.ask, effect_key=call.view.effect_key))
         except Exception as error:
             found = Unclear(codec.storable_text(f"{type(error).__name__}: {error}", 2000))
         faults.point("ask.after")
-        return found if isinstance(found, effects.Finding) else Unclear(f"not a finding: {found!r}"[:500])
+        return found
 
     def _judge(self, call: _Call, finding: effects.Finding) -> Any:
         late = [x for x in call.view.late if x["type"] == "effect.confirmed"]
@@ -307,6 +313,8 @@ class StepRunner:
         except Overdue:
             emit("step.overdue", step=call.view.step_id, seconds=timeout)
             raise
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as exit_:
+            raise RuntimeError(f"the step raised {type(exit_).__name__}") from exit_
 
     def _check_lease(self) -> None:
         try:
@@ -345,6 +353,22 @@ def rebuilt(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str
 
 def _recorded(digest: str, text: str) -> str:
     return f'{{"digest":"{digest}","result":{text}}}'
+
+
+def _storable(found: Any) -> effects.Finding:
+    """Return a reconciler's answer if it can be stored; what can't be stored decides nothing."""
+    match found:
+        case Confirmed(result, evidence):
+            codec.encode([result, {**evidence}])
+        case Mismatch(differences, evidence):
+            codec.encode([{**differences}, {**evidence}])
+        case Absent(evidence):
+            codec.encode({**evidence})
+        case Unclear(reason):
+            return Unclear(codec.storable_text(str(reason), 2000))
+        case _:
+            return Unclear(codec.storable_text(f"not a finding: {found!r}", 500))
+    return cast(effects.Finding, found)
 
 
 def _plain(value: dict[str, Any]) -> Any:

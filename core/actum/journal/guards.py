@@ -47,8 +47,11 @@ def _append_only() -> list[str]:
     return [
         "create or replace trigger events_frozen before update or delete on actum.events "
         "for each row execute function actum.refuse('a change of history')",
-        "create or replace trigger events_kept before truncate on actum.events "
-        "for each statement execute function actum.refuse('a change of history')",
+        *(
+            f"create or replace trigger events_kept before truncate on actum.{table} "
+            "for each statement execute function actum.refuse('a change of history')"
+            for table in ("events", "events_default")
+        ),
         "alter table actum.events drop constraint if exists events_known",
         f"alter table actum.events add constraint events_known check (type in ({types}))",
     ]

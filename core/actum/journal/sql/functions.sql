@@ -464,15 +464,15 @@ declare
 begin
     select json_agg(step_id order by step_id) into doubt from actum.steps
      where thread_id = p_thread and state in ('dispatched', 'effect_unknown', 'needs_resolution');
+    for s in select step_id, owner from actum.steps
+              where thread_id = p_thread and state = 'effect_unknown' order by step_id
+    loop
+        perform actum.append(p_thread, 'resolution.required', s.step_id, 'clock',
+            json_build_object('owner', s.owner, 'reason', 'the deadline passed'));
+        update actum.steps set state = 'needs_resolution', updated_at = actum.now()
+         where thread_id = p_thread and step_id = s.step_id;
+    end loop;
     if doubt is not null and p_state <> 'needs_resolution' then
-        for s in select step_id, owner from actum.steps
-                  where thread_id = p_thread and state = 'effect_unknown' order by step_id
-        loop
-            perform actum.append(p_thread, 'resolution.required', s.step_id, 'clock',
-                json_build_object('owner', s.owner, 'reason', 'the deadline passed'));
-            update actum.steps set state = 'needs_resolution', updated_at = actum.now()
-             where thread_id = p_thread and step_id = s.step_id;
-        end loop;
         perform actum.append(p_thread, 'deadline.passed', '', 'clock',
                              json_build_object('in_doubt', doubt, 'until', actum.now() + p_resolution));
         update actum.threads set state = 'needs_resolution', reason = 'the deadline passed',
@@ -573,6 +573,9 @@ begin
             execute format('create table actum.%I partition of actum.events for values from (%L) to (%L)',
                            name, actum.month_floor(start + make_interval(months => i)),
                            actum.month_floor(start + make_interval(months => i + 1)));
+            -- Row triggers come with the partition; this one, for each statement, does not.
+            execute format('create trigger events_kept before truncate on actum.%I for each statement '
+                           'execute function actum.refuse(%L)', name, 'a change of history');
             n := n + 1;
         end if;
     end loop;
