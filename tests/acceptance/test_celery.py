@@ -231,7 +231,9 @@ def _start_in_a_process(url: str, broker: str) -> float:
     import os
 
     env = {**os.environ, "ACTUM_DATABASE_URL": url, "ACTUM_BROKER_URL": broker}
-    done = subprocess.run([sys.executable, "-c", PRODUCER], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", PRODUCER], env=env, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return float(done.stdout.splitlines()[-1])
 

@@ -17,6 +17,10 @@ from zoneinfo import ZoneInfo
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field, field_serializer
+
 from actum.codec import (
     aware,
     check_name,
@@ -30,9 +34,6 @@ from actum.codec import (
     storable_text,
 )
 from actum.errors import BadDefinition, BadValue, Rejected
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import BaseModel, Field, field_serializer
 
 SHANGHAI = timezone(timedelta(hours=8))
 
@@ -73,9 +74,7 @@ class Unknown:
     pass
 
 
-ORDER = Order(
-    UUID(int=7), [Line("a", Decimal("10.10"), Color.PAIR)], datetime(2026, 6, 1, tzinfo=UTC)
-)
+ORDER = Order(UUID(int=7), [Line("a", Decimal("10.10"), Color.PAIR)], datetime(2026, 6, 1, tzinfo=UTC))
 
 LOSSLESS = [
     datetime(2026, 6, 1, 12, 0, 0, 1, SHANGHAI),
@@ -138,9 +137,7 @@ def test_a_value_comes_back_equal_and_of_the_same_type(value: Any) -> None:
     assert encode(back) == encode(value)
 
 
-@pytest.mark.parametrize(
-    "text", ["NaN", "-NaN", "sNaN", "Infinity", "-Infinity", "10.10", "1.1000"]
-)
+@pytest.mark.parametrize("text", ["NaN", "-NaN", "sNaN", "Infinity", "-Infinity", "10.10", "1.1000"])
 def test_a_decimal_keeps_its_exact_text(text: str) -> None:
     """C37: Decimal('NaN') is not equal to itself, so its text is compared."""
     for type_ in (None, Decimal):
@@ -240,9 +237,7 @@ BAD = [
 @pytest.mark.parametrize(
     ("value", "path", "reason"), BAD, ids=[f"{path[:30]!a} {reason}" for _, path, reason in BAD]
 )
-def test_a_value_that_would_be_lost_is_refused_with_its_path(
-    value: Any, path: str, reason: str
-) -> None:
+def test_a_value_that_would_be_lost_is_refused_with_its_path(value: Any, path: str, reason: str) -> None:
     """C20, C36, C37, C39."""
     with pytest.raises(BadValue) as caught:
         encode(value)
@@ -501,9 +496,7 @@ def test_any_error_text_becomes_storable(text: str, limit: int) -> None:
 
 def test_unprintable_characters_are_shown_as_escapes() -> None:
     """C36."""
-    assert storable_text("a\0b\ud800\x1b[31m\n\té\x85\\u0000") == (
-        "a\\x00b\\ud800\\x1b[31m\n\té\\x85\\u0000"
-    )
+    assert storable_text("a\0b\ud800\x1b[31m\n\té\x85\\u0000") == ("a\\x00b\\ud800\\x1b[31m\n\té\\x85\\u0000")
 
 
 def test_an_error_whose_text_raises_is_still_stored() -> None:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+
 from actum import step, workflow
 from actum.domain import workflow as definitions
 from actum.domain.workflow import Registry
@@ -51,7 +52,11 @@ BAD_STEPS: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
         {"effect": "reconcilable", "owner": "t", "timeout": SECOND},
         r"add @send.reconciler\(settle=...\), or declare effect='unrepeatable'",
     ),
-    "no key": (plain, {"effect": "unrepeatable", "owner": "t", "timeout": SECOND}, "take the keyword effect_key"),
+    "no key": (
+        plain,
+        {"effect": "unrepeatable", "owner": "t", "timeout": SECOND},
+        "take the keyword effect_key",
+    ),
     "unknown class": (plain, {"effect": "maybe"}, "'maybe' is not one of pure, recorded, transactional"),
     "empty name": (plain, {"effect": "pure", "name": " "}, "step name: must not be empty"),
     "long name": (plain, {"effect": "pure", "name": "x" * 201}, "has 201 characters; the limit is 200"),

@@ -6,11 +6,12 @@ from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from actum.domain import lifecycle
 from actum.domain.events import CATALOGUE, Event
 from actum.domain.thread import Thread, fold
-from hypothesis import given
-from hypothesis import strategies as st
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NAMES = ["", "send#1", "read#1", "wait:go#1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+
 from actum.domain import lifecycle
 from actum.domain.events import CATALOGUE
 from actum.domain.lifecycle import NEW, STEP_TABLE, THREAD_TABLE, StepState, Table, ThreadState

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from actum.domain import workflow as definitions
 from actum.domain.workflow import Registry
-
 from tests.support.engine import Engine, running
 
 

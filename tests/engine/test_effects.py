@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+
 from actum import (
     Absent,
     Confirmed,
@@ -24,7 +25,6 @@ from actum import (
 )
 from actum.domain.workflow import Step, Workflow
 from actum.errors import Rejected
-
 from tests.support.engine import Engine
 
 SECONDS = timedelta(seconds=10)
@@ -99,7 +99,9 @@ CLASSES = ["idempotent", "reconcilable", "unrepeatable"]
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_what_was_not_sent_is_tried_again_with_the_same_key(engine: Engine, target: Target, kind: str) -> None:
+def test_what_was_not_sent_is_tried_again_with_the_same_key(
+    engine: Engine, target: Target, kind: str
+) -> None:
     """R64, R69, invariant 8."""
     target.script = [NotSent("connection refused"), "ok"]
     thread = engine.run(flow(effect(target, kind)))
@@ -247,7 +249,7 @@ NO_ANSWERS = {
     "a text with NUL": "a\0b\ud800",
     "a reason with a lone surrogate": Unclear("a\ud800"),
     "a result that can't be stored": Confirmed(math.nan),
-    "evidence that can't be stored": Confirmed("x", {"at": datetime(2026, 1, 1)}),  # noqa: DTZ001
+    "evidence that can't be stored": Confirmed("x", {"at": datetime(2026, 1, 1)}),
     "evidence that is no mapping": Absent([1]),  # type: ignore[arg-type]
 }
 
@@ -392,7 +394,7 @@ def test_a_check_that_does_not_hold_needs_resolution(engine: Engine, target: Tar
     assert "step.completed" not in engine.types(thread)
 
 
-UNSTORABLE = {"nan": math.nan, "nul": "a\0b", "surrogate": "\ud800", "naive": datetime(2026, 1, 1)}  # noqa: DTZ001
+UNSTORABLE = {"nan": math.nan, "nul": "a\0b", "surrogate": "\ud800", "naive": datetime(2026, 1, 1)}
 
 
 @pytest.mark.parametrize("value", UNSTORABLE)

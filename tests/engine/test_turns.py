@@ -6,9 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+
 from actum import NotEnded, Retry, StepFailed, ThreadFailed, WaitExpired, step, workflow
 from actum.domain.workflow import Registry, Workflow
-
 from tests.support.engine import Engine
 
 DAYS = timedelta(days=14)
@@ -17,9 +17,9 @@ MINUTE = timedelta(minutes=1)
 
 def flow(function: Any, *, deadline: timedelta = DAYS, version: str = "1") -> Workflow:
     """Declare a workflow with the usual words."""
-    return workflow(
-        version=version, owner="team", deadline=deadline, on_upgrade="finish", name="flow"
-    )(function)
+    return workflow(version=version, owner="team", deadline=deadline, on_upgrade="finish", name="flow")(
+        function
+    )
 
 
 def test_a_recorded_result_is_read_back_and_not_made_again(engine: Engine) -> None:

@@ -16,9 +16,9 @@ from typing import Any, cast
 
 import httpx
 import pytest
+
 from actum.client import Client
 from actum.errors import ActumError, ThreadEnded, Unavailable
-
 from examples.supplier_onboarding.suppliers import read_suppliers
 from examples.supplier_onboarding.world import mail, registry, replier
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from actum import http
 from actum.domain.effects import NotSent, OutcomeUnknown, Refused
 from actum.errors import ActumError

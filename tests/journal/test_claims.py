@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID, uuid4
 
 import pytest
+
 from actum.domain.events import Event
 from actum.domain.thread import fold
 from actum.ids import new_id
@@ -19,7 +20,6 @@ from actum.journal.commit import Block, NewEvent, Outcome, commit
 from actum.journal.database import Connection, connect
 from actum.journal.read import events_of, thread_row
 from actum.journal.submit import signal, submit
-
 from tests.support.journal import (
     LABEL,
     a_start,
@@ -77,9 +77,7 @@ def test_a_claimer_skips_what_another_is_just_claiming(url: str, connection: Con
 def test_the_most_urgent_is_claimed_first_and_then_the_oldest(connection: Connection) -> None:
     """R57: order by priority and age."""
     worker = a_worker(connection)
-    wanted = [
-        a_thread(connection, priority=p) for p in (5, 1, 5, 0)
-    ]
+    wanted = [a_thread(connection, priority=p) for p in (5, 1, 5, 0)]
     order = [claim_one(connection, worker).thread_id for _ in wanted]
     assert order == [wanted[3], wanted[1], wanted[0], wanted[2]]
 
@@ -266,9 +264,13 @@ def test_a_commit_waits_for_a_rescue_that_stands_in_the_middle(url: str, connect
         with sweep.transaction():
             assert duties.rescue(sweep, 100, 3)["rescued"] == 1
             answer = pool.submit(commit, late, [recorded(held)])
-            _until(lambda: bool(connection.execute(
-                "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-            ).fetchone()))
+            _until(
+                lambda: bool(
+                    connection.execute(
+                        "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+                    ).fetchone()
+                )
+            )
             assert not answer.done()
         assert answer.result(10)[0].outcome is Outcome.FENCED
     assert_sound(connection, [thread])
@@ -387,9 +389,13 @@ def test_racing_verbs_neither_deadlock_nor_break_a_history(url: str, connection:
     ).fetchone()
     assert deadlocks == (0,)
     every = [r[0] for r in connection.execute("select id from actum.threads").fetchall()]
-    assert len(every) == 12 + connection.execute(
-        "select count(*) from actum.commands where kind = 'start' and key like 'start %'"
-    ).fetchone()[0]
+    assert (
+        len(every)
+        == 12
+        + connection.execute(
+            "select count(*) from actum.commands where kind = 'start' and key like 'start %'"
+        ).fetchone()[0]
+    )
     assert_sound(connection, every)
     assert {"committed", "fenced"} <= race.outcomes
     work = "select count(*) from actum.threads t left join actum.work w on w.thread_id = t.id "
@@ -405,7 +411,9 @@ def test_concurrent_appenders_keep_the_numbers_without_a_gap(url: str, connectio
         with connect(url) as own:
             for i in range(25):
                 with own.transaction() as transaction:
-                    own.execute("select actum.append(%s, 'timer.fired', '', 'x', '{\"timer\":\"x\"}')", (thread,))
+                    own.execute(
+                        "select actum.append(%s, 'timer.fired', '', 'x', '{\"timer\":\"x\"}')", (thread,)
+                    )
                     if (n + i) % 5 == 0:
                         from psycopg import Rollback
 

@@ -7,14 +7,14 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from psycopg.errors import CheckViolation, IntegrityConstraintViolation
+
 from actum.domain import lifecycle
 from actum.domain.events import CATALOGUE
 from actum.domain.lifecycle import StepState, ThreadState
 from actum.journal import guards
 from actum.journal.database import Connection
 from actum.journal.submit import StartCommand, submit
-from psycopg.errors import CheckViolation, IntegrityConstraintViolation
-
 from tests.support.journal import a_start
 
 THREAD_MOVES = frozenset(lifecycle.legal_moves(lifecycle.THREAD_TABLE))
@@ -79,9 +79,7 @@ def test_postgres_allows_exactly_the_listed_moves_of_a_step(connection: Connecti
 
 
 @pytest.mark.parametrize("before", ThreadState)
-def test_postgres_allows_exactly_the_listed_moves_of_a_thread(
-    connection: Connection, before: str
-) -> None:
+def test_postgres_allows_exactly_the_listed_moves_of_a_thread(connection: Connection, before: str) -> None:
     """R37, invariant 4: from each state every other one is tried."""
     for after in ThreadState:
         thread = _thread(connection)

@@ -94,7 +94,7 @@ class Engine:
         """The Thread's stored state; what a failed one raised is printed for the reader of a failed test."""
         row = self.client.row(thread_id)
         if row.state == "failed":
-            print(self.thread(thread_id).error)  # noqa: T201
+            print(self.thread(thread_id).error)
         return row.state
 
     def thread(self, thread_id: UUID) -> Thread:

@@ -127,9 +127,7 @@ def test_a_directory_is_used_again_by_another_object(directory: Path) -> None:
         assert second.url.split("@")[0] == password
 
 
-def test_two_servers_never_share_a_directory(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_servers_never_share_a_directory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devstack, "RESTART_SECONDS", 0.3)
     with Valkey(directory), pytest.raises(Unavailable, match="in use by another server"):
         Valkey(directory).start()
@@ -301,9 +299,7 @@ def alive_by_name(stack: Stack) -> dict[object, object]:
     return {part["name"]: part["alive"] for part in stack.status()}
 
 
-def test_the_stack_supervises_every_process(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stack_supervises_every_process(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(stand_ins(directory)))
     names = ["postgres", "valkey", "worker1", "worker2", "reconcile", "beat", "flower"]
     base = directory / "stack"
@@ -324,9 +320,7 @@ def test_the_stack_supervises_every_process(
     assert processes_of(directory) == []
 
 
-def test_a_failed_migration_leaves_nothing_behind(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_migration_leaves_nothing_behind(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = stand_ins(directory)
     (code / "actum" / "__main__.py").write_text("raise SystemExit('no such table')")
     monkeypatch.setenv("PYTHONPATH", str(code))

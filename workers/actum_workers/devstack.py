@@ -775,8 +775,7 @@ class Stack:
         """Return name, pid, alive and log of each process, servers first."""
         parts: list[_Server | Process] = [*self._servers(), *self._processes.values()]
         return [
-            {"name": part.name, "pid": part.pid, "alive": part.alive, "log": str(part.log)}
-            for part in parts
+            {"name": part.name, "pid": part.pid, "alive": part.alive, "log": str(part.log)} for part in parts
         ]
 
     @property
@@ -839,9 +838,7 @@ class Stack:
         self.flower_url = f"http://127.0.0.1:{port}"
         # by environment, since everyone on the machine can read a command line
         login = {"FLOWER_BASIC_AUTH": f"actum:{self.flower_password}"}
-        self._add(
-            "flower", ["flower", "--address=127.0.0.1", f"--port={port}", "--read_only=True"], login
-        )
+        self._add("flower", ["flower", "--address=127.0.0.1", f"--port={port}", "--read_only=True"], login)
 
     def _add(self, name: str, arguments: list[str], extra: Mapping[str, str] | None = None) -> None:
         if self._processes.get(name) and self._processes[name].alive:

@@ -10,7 +10,7 @@ import atexit
 import os
 import queue as queues
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import tenacity
 
@@ -23,7 +23,7 @@ CLOSING_SECONDS = 0.5
 class CeleryDoorbell:
     """Rings by Celery message, on a thread of its own; one per process is enough."""
 
-    _shared: dict[int, CeleryDoorbell] = {}
+    _shared: ClassVar[dict[int, CeleryDoorbell]] = {}
 
     def __new__(cls) -> CeleryDoorbell:
         """Return the process's doorbell; a forked child gets a fresh one."""

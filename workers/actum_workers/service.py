@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from uuid import UUID
 
 import orjson
 
@@ -25,9 +26,9 @@ from actum.domain.workflow import Registry, Workflow
 from actum.engine.calls import Caller
 from actum.engine.committer import Committer
 from actum.engine.turn import Ending, Tools, Turn
-from actum.errors import LeaseLost, Unavailable
+from actum.errors import ActumError, LeaseLost, Unavailable
 from actum.ids import new_id
-from actum.journal.claim import Claimed, abandon, claim, enlist, retire
+from actum.journal.claim import Claimed, abandon, claim, enlist, release_strays, retire
 from actum.journal.database import Connection, Database
 from actum.journal.duties import unblock
 from actum.journal.read import events_of
@@ -68,6 +69,8 @@ class Service:
         self._lease: Beating | None = None
         self._own_heart: subprocess.Popen[bytes] | None = None
         self._tainted = False
+        self._strays = False
+        self._active: set[UUID] = set()
         self._stop_asked: Callable[[], bool] = lambda: False
         self.on_turn: OnTurn = lambda claimed, ending, seconds: None
 
@@ -129,14 +132,14 @@ class Service:
         while more or running:
             lease.stopping = self._stop_asked()
             more = more and not lease.stopping and time.monotonic() < ends
-            if more and len(running) < self._settings.turns:
+            if more and len(running) <= self._settings.turns // 2:
                 claimed = self._claim(queue, lease, self._room(len(running)))
                 more = bool(claimed)
                 turns += len(claimed)
                 running |= {self._pool.submit(self._turn, c, e, tools) for c, e in claimed}
             if running:
                 _, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-                more = more or (bool(running) and len(running) < self._settings.turns and not lease.stopping)
+                more = more or (bool(running) and not lease.stopping)
         return Drained(turns, time.monotonic() >= ends and not lease.stopping)
 
     def _current_lease(self) -> Beating:
@@ -155,14 +158,25 @@ class Service:
         return max(1, min(self._settings.claim_max, max(free, fast)))
 
     def _claim(self, queue: str, lease: Beating, limit: int) -> list[tuple[Claimed, list[Event]]]:
+        """Claim, and read what was claimed.
+
+        A claim whose answer was lost, or whose events could not be read, is not worked on: `_active` does
+        not know it, so the next claim first gives it back (C44).
+        """
+
         def work(connection: Connection) -> list[tuple[Claimed, list[Event]]]:
+            if self._strays:
+                release_strays(connection, lease.incarnation, list(self._active))
+            self._strays = True
             found = claim(connection, lease.incarnation, queue, self._registry.labels(), limit)
             events = events_of(connection, [c.thread_id for c in found]) if found else {}
+            self._active.update(c.thread_id for c in found)
+            self._strays = False
             return [(c, events[c.thread_id]) for c in found]
 
         try:
             return self._database.run(work)
-        except Unavailable as error:
+        except ActumError as error:
             emit("commit.retry", blocks=0, error=str(error))
             return []
 
@@ -171,12 +185,13 @@ class Service:
         ending = self._ended(claimed, events, tools)
         if ending is Ending.LOST:
             self._abandon(claimed)
+        self._active.discard(claimed.thread_id)
         seconds = time.monotonic() - began
         self._turn_seconds += 0.1 * (seconds - self._turn_seconds)
         emit("thread.turn", thread=str(claimed.thread_id), ending=str(ending), seconds=seconds)
         self.on_turn(claimed, ending, seconds)
 
-    def _ended(self, claimed: Claimed, events: list, tools: Tools) -> Ending:  # type: ignore[type-arg]
+    def _ended(self, claimed: Claimed, events: list[Event], tools: Tools) -> Ending:
         """Run the turn. Whatever escapes it must not leave a claim with a living worker (C08)."""
         try:
             return Turn(claimed, events, self._definition(claimed), tools).run()

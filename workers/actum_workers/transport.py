@@ -16,18 +16,18 @@ from actum.telemetry import emit
 NOT_A_MESSAGE = (ValueError, TypeError, LookupError, AttributeError)
 
 
-class Channel(redis.Channel):  # type: ignore[misc]
+class Channel(redis.Channel):
     """A channel that drops what can't be decoded."""
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
-            return super()._brpop_read(**options)
+            return super()._brpop_read(**options)  # type: ignore[no-untyped-call]
         except NOT_A_MESSAGE as error:
             emit("doorbell.refused", why=f"undecodable: {type(error).__name__}")
             raise Empty from None
 
 
-class Transport(redis.Transport):  # type: ignore[misc]
+class Transport(redis.Transport):
     """The Redis transport with that channel."""
 
     Channel = Channel

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 from actum import faults
@@ -120,9 +121,9 @@ class Committer:
         def work(connection: Connection) -> list[Receipt]:
             nonlocal tried
             again, tried = tried, True
-            fresh = _unseen(connection, blocks) if again else blocks
-            receipts = dict(zip(map(id, fresh), commit(connection, fresh), strict=True))
-            return [receipts.get(id(b)) or _already(connection, b) for b in blocks]
+            receipts = [_seen(connection, b) if again else None for b in blocks]
+            fresh = iter(commit(connection, [b for b, r in zip(blocks, receipts, strict=True) if not r]))
+            return [r or next(fresh) for r in receipts]
 
         return self._database.run(work, attempts=8)
 
@@ -145,29 +146,32 @@ def _merged(blocks: list[Block]) -> Block:
     )
 
 
-def _unseen(connection: Connection, blocks: list[Block]) -> list[Block]:
-    """Return the blocks that an earlier try, whose answer was lost, did not commit."""
-    return [b for b in blocks if not _was_committed(connection, b)]
+def _seen(connection: Connection, block: Block) -> Receipt | None:
+    """Return the receipt of an earlier try whose answer was lost, if that try was committed.
 
-
-def _was_committed(connection: Connection, block: Block) -> bool:
-    """Whether the Thread's newest events are this block's: the fence makes us the only such writer."""
-    if not block.events:
-        return False
+    The fence makes us the only writer of such events. Only the facts being there means that the decisions
+    beside them had lost to somebody else.
+    """
     rows = connection.execute(
-        "select type, name, body::text from actum.events where thread_id = %s order by seq desc limit %s",
+        "select seq, type, name, body::text, at from actum.events where thread_id = %s "
+        "order by seq desc limit %s",
         (block.thread_id, len(block.events) + 16),
     ).fetchall()
-    wanted = [(e.type, e.name, e.body) for e in block.events]
-    found = [(r[0], r[1], r[2]) for r in reversed(rows)]
+    found = list(reversed(rows))
+    for events, outcome in (
+        (block.events, Outcome.COMMITTED),
+        ([e for e in block.events if e.fact], Outcome.CONFLICT),
+    ):
+        place = _place(found, [(e.type, e.name, e.body) for e in events])
+        if place is not None:
+            last = found[place + len(events) - 1]
+            return Receipt(outcome, found[place][0] - 1, last[0], last[4])
+    return None
+
+
+def _place(found: list[Any], wanted: list[tuple[str, str, str]]) -> int | None:
+    """Return where `wanted` stands as one run in the `found` rows."""
     width = len(wanted)
-    return any(found[i : i + width] == wanted for i in range(len(found) - width + 1))
-
-
-def _already(connection: Connection, block: Block) -> Receipt:
-    row = connection.execute(
-        "select version, actum.now() from actum.threads where id = %s",
-        (block.thread_id,),
-    ).fetchone()
-    assert row is not None
-    return Receipt(Outcome.COMMITTED, row[0] - len(block.events), row[0], row[1])
+    texts = [(row[1], row[2], row[3]) for row in found]
+    places = (i for i in range(len(texts) - width + 1) if width and texts[i : i + width] == wanted)
+    return next(places, None)

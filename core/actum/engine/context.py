@@ -11,7 +11,7 @@ import functools
 import random
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 from uuid import UUID
 
 from actum import codec
@@ -39,8 +39,7 @@ def _request(
 ) -> Callable[Concatenate[WorkflowContext, P], R]:
     """Make a way out final: code in a `finally` or after a bare `except` can ask for nothing more."""
 
-    @functools.wraps(method)
-    def request(self: WorkflowContext, *args: P.args, **kwargs: P.kwargs) -> R:
+    def request(self: WorkflowContext, /, *args: P.args, **kwargs: P.kwargs) -> R:
         self.stay()
         try:
             return method(self, *args, **kwargs)
@@ -48,6 +47,7 @@ def _request(
             self._way_out = leave
             raise
 
+    functools.update_wrapper(request, method)
     return request
 
 
@@ -147,7 +147,7 @@ class WorkflowContext:
             return duration.total_seconds()
         return max(0.0, (opened.due_at - self._clock.now()).total_seconds())
 
-    def _suspend(self, request: str, waits_for: str, seconds: float) -> None:
+    def _suspend(self, request: str, waits_for: str, seconds: float) -> NoReturn:
         """Commit the condition and its deadline, give the claim back, and leave the stack (R65)."""
         self._record.event("thread.waiting", "", body(wait_for=waits_for, timer=request))
         self._record.decide("waiting", waits_for, seconds, request)

@@ -291,13 +291,13 @@ class StepRunner:
         self._event(call, "resolution.required", text)
         self._halt(call, reason)
 
-    def _halt(self, call: _Call, reason: str) -> Any:
+    def _halt(self, call: _Call, reason: str) -> NoReturn:
         reason = f"{call.view.step_id}: {reason}"
         self._record.event("thread.halted", "", body(reason=reason))
         self._record.decide("needs_resolution", reason)
         raise Suspended
 
-    def _pause(self, call: _Call, what: str, seconds: float) -> Any:
+    def _pause(self, call: _Call, what: str, seconds: float) -> NoReturn:
         timer = f"{what}:{call.view.step_id}"
         self._record.event("thread.waiting", "", body(wait_for=timer, timer=timer))
         self._record.decide("waiting", timer, max(0.0, seconds), timer)

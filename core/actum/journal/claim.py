@@ -89,3 +89,12 @@ def abandon(connection: Connection, thread_id: UUID, fence: int) -> None:
         "update actum.work set holder = %s where thread_id = %s and fence = %s and holder is not null",
         (NOBODY, thread_id, fence),
     )
+
+
+def release_strays(connection: Connection, holder: UUID, active: Sequence[UUID]) -> None:
+    """Give back claims that `holder` has but never learned of; no turn of theirs has started."""
+    connection.execute(
+        "update actum.work set holder = null, fence = nextval('actum.fences') "
+        "where holder = %s and not thread_id = any(%s::uuid[])",
+        (holder, list(active)),
+    )
