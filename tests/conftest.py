@@ -1,4 +1,4 @@
-"""Real servers for tests: one Postgres for the session, one database a test, cloned from a migrated template."""
+"""Real servers for tests: one Postgres a session, one database a test, cloned from a migrated template."""
 
 from __future__ import annotations
 

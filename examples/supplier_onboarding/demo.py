@@ -180,7 +180,7 @@ class Demo:
     def _states(self) -> dict[str, int]:
         with connect() as connection:
             rows = connection.execute("select state, count(*) from actum.threads group by state").fetchall()
-        states = {state: count for state, count in rows}
+        states = dict(rows)
         self._progress(states)
         return states
 

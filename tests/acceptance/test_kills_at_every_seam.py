@@ -1,4 +1,4 @@
-"""Real processes killed at every seam: nothing lost, nothing done twice (R53, R63, R64, R67, R69, R73, R90)."""
+"""Processes killed at every seam: nothing lost, nothing done twice (R53, R63, R64, R67, R69, R73, R90)."""
 
 from __future__ import annotations
 

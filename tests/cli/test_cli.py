@@ -207,7 +207,7 @@ def test_a_thread_from_start_to_end(service: Service, tmp_path: Path) -> None:
     service.drain("default", 5)
     (shown,) = lines("show", thread)
     assert (shown["state"], shown["runnable"], shown["holder"]) == ("waiting", True, None)
-    assert shown["why"].startswith("it waits for go, until 20")
+    assert shown["why"].startswith("it waits for signal go, until 20")
 
     signal_words = ("signal", "go", "--key-of", "k1", "--body", '{"a": 1}', "--dedup-key", "s1")
     (taken,) = lines(*signal_words)
@@ -378,6 +378,10 @@ class Up:
     def stop(self, number: signal.Signals) -> int:
         """Send `number`; return the exit code."""
         self.process.send_signal(number)
+        return self.end()
+
+    def end(self) -> int:
+        """Wait for its end; return the exit code."""
         code = self.process.wait(60)
         self._reader.join(10)
         assert self.process.stdout is not None
@@ -418,5 +422,5 @@ def test_up_refuses_bad_definitions_before_it_starts_anything(directory: Path) -
     (directory / "bad_jobs.py").write_text(BAD_JOBS)
     up = Up(directory, "--workflows", "bad_jobs")
     assert up.says("add owner='team'", 60), up.said
-    assert up.stop(signal.SIGTERM) == 2
+    assert up.end() == 2
     assert not (directory / "postgres").exists()

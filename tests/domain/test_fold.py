@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -59,7 +60,7 @@ def test_the_fold_is_the_same_under_any_split(events: list[Event], cuts: list[in
     """Invariant 3."""
     places = [0, *sorted(min(c, len(events)) for c in cuts), len(events)]
     thread = Thread()
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in itertools.pairwise(places):
         thread = fold(events[start:end], thread)
     assert thread == fold(events)
 

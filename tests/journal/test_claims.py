@@ -267,7 +267,8 @@ def test_a_commit_waits_for_a_rescue_that_stands_in_the_middle(url: str, connect
             _until(
                 lambda: bool(
                     connection.execute(
-                        "select 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+                        "select 1 from pg_stat_activity "
+                        "where wait_event_type = 'Lock' and datname = current_database()"
                     ).fetchone()
                 )
             )
@@ -354,7 +355,10 @@ class Race:
     def rescue(self, own: Connection, dice: random.Random) -> None:
         """Take back what is expired."""
         duties.rescue(own, dice.choice([1, 10, 500]), 10_000)
-        own.execute("update actum.work set ready_at = actum.now() where holder is null")
+        own.execute(
+            "update actum.work set ready_at = actum.now() where thread_id in (select thread_id from "
+            "actum.work where holder is null order by thread_id for update skip locked)"
+        )
 
     def timers(self, own: Connection, dice: random.Random) -> None:
         """Fire what is due."""

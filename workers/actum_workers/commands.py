@@ -43,10 +43,13 @@ def until_stopped() -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
         raise Stopped
 
-    for number in SIGNALS:
-        signal.signal(number, stop)
-    with suppress(Stopped):
-        yield
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    try:
+        with suppress(Stopped):
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # --- reconcile ---
