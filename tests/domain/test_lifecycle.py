@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 
 from actum.domain import lifecycle
@@ -14,19 +12,20 @@ from actum.errors import IllegalTransition
 TABLES = {"step": (STEP_TABLE, StepState), "thread": (THREAD_TABLE, ThreadState)}
 TERMINAL = {"step": lifecycle.STEP_TERMINAL, "thread": lifecycle.THREAD_TERMINAL}
 EVENTS = [*CATALOGUE, "effect.guessed", ""]
-PAIRS = [(n, s, e) for n, (_, states) in TABLES.items() for s, e in product([NEW, *states], EVENTS)]
+PLACES = [(n, s) for n, (_, states) in TABLES.items() for s in (NEW, *states)]
 both = pytest.mark.parametrize("name", TABLES)
 
 
-@pytest.mark.parametrize(("name", "state", "event"), PAIRS)
-def test_every_pair_moves_as_listed_or_is_refused(name: str, state: str, event: str) -> None:
-    """R37, invariant 4: every state with every event of the catalogue."""
+@pytest.mark.parametrize(("name", "state"), PLACES)
+def test_every_event_moves_a_state_as_listed_or_is_refused(name: str, state: str) -> None:
+    """R37, invariant 4: every state with every event of the catalogue, and with unknown ones."""
     table = TABLES[name][0]
-    if (state, event) in table:
-        assert lifecycle.next_state(table, state, event) == table[state, event]
-    else:
-        with pytest.raises(IllegalTransition, match="is not allowed in state"):
-            lifecycle.next_state(table, state, event)
+    for event in EVENTS:
+        if (state, event) in table:
+            assert lifecycle.next_state(table, state, event) == table[state, event]
+        else:
+            with pytest.raises(IllegalTransition, match=f"{event} is not allowed in state {state}"):
+                lifecycle.next_state(table, state, event)
 
 
 def _reached(table: Table, start: str) -> set[str]:

@@ -63,11 +63,14 @@ def test_values_of_time_chance_and_ids_are_the_same_on_every_replay(engine: Engi
 def test_ten_recorded_steps_cost_at_most_three_commits(engine: Engine) -> None:
     """R29: commit behind; a chain of steps without outside effect doesn't wait for its commits."""
 
+    turns_entered: list[int] = []
+
     @step(effect="recorded")
     def one(n: int) -> int:
         return n
 
     def body(wf: Any) -> int:
+        turns_entered.append(1)
         return sum(wf.run(one, n) for n in range(10))
 
     thread = engine.start(flow(body))
@@ -75,6 +78,7 @@ def test_ten_recorded_steps_cost_at_most_three_commits(engine: Engine) -> None:
     engine.service.drain("default", 5)
     assert engine.client.result(thread) == 45
     assert engine.service._committer.flushes - before <= 3
+    assert turns_entered == [1], "a decision must not conflict with its own Thread's facts"
 
 
 def test_ten_effects_cost_at_most_eleven_commits(engine: Engine) -> None:

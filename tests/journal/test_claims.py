@@ -382,7 +382,7 @@ class Race:
 
 def test_racing_verbs_neither_deadlock_nor_break_a_history(url: str, connection: Connection) -> None:
     """C42, invariants 1, 2, 4 and 7: rescue, commit, claim, signal, timers, renewal and starts at once."""
-    race = Race(url, 5)
+    race = Race(url, 3)
     race.threads = [a_thread(connection, deadline_seconds=9e6) for _ in range(12)]
     race.run([
         race.work, race.work, race.work, race.rescue, race.rescue, race.timers, race.timers,

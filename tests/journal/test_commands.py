@@ -15,6 +15,8 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
 from actum import Client, Start, workflow
 from actum.domain import workflow as definitions
 from actum.domain.workflow import Registry, Workflow
@@ -22,9 +24,6 @@ from actum.errors import KeyConflict, Missing, Rejected, ThreadEnded, ThreadNotF
 from actum.journal.database import Connection, connect
 from actum.journal.migrate import engine as sa_engine
 from actum.journal.submit import Answer, submit
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
-
 from tests.support.journal import a_start, a_thread
 
 
@@ -50,8 +49,8 @@ def client(url: str) -> Iterator[Client]:
 
 def _counts(connection: Connection) -> tuple[int, ...]:
     row = connection.execute(
-        "select (select count(*) from actum.threads), (select count(*) from actum.commands), "
-        "(select count(*) from actum.events), (select count(*) from actum.work)"
+        "select (select count(*) from actum.threads) as a, (select count(*) from actum.commands) as b, "
+        "(select count(*) from actum.events) as c, (select count(*) from actum.work) as d"
     ).fetchone()
     assert row is not None
     return tuple(row)
@@ -241,6 +240,8 @@ def test_an_async_session_can_start_too(
     url: str, client: Client, charge: Workflow, connection: Connection
 ) -> None:
     """C26: the statement and its verdicts are the client's."""
+    pytest.importorskip("greenlet", reason="SQLAlchemy's asyncio needs greenlet")
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
     async def work(commit: bool) -> None:
         made = create_async_engine(
@@ -268,7 +269,7 @@ BAD_STARTS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "NaN": ((math.nan,), {}, "JSON can't hold"),
     "infinity deep inside": (([{"x": math.inf}],), {}, r"amount\[0\].x"),
     "too large": (("x" * 2_000_000,), {}, "bytes"),
-    "naive datetime": ((datetime(2026, 1, 1),), {}, "has no timezone"),  # noqa: DTZ001
+    "naive datetime": ((datetime(2026, 1, 1),), {}, "has no timezone"),
     "not JSON": ((object(),), {}, "amount"),
     "too few arguments": ((), {}, "charge can't be started so"),
     "too many arguments": ((1, 2, 3), {}, "charge can't be started so"),
@@ -280,14 +281,13 @@ BAD_STARTS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_STARTS)
 def test_a_bad_request_is_refused_before_anything_is_stored(
-    client: Client, charge: Workflow, connection: Connection, case: str
+    client: Client, charge: Workflow, connection: Connection
 ) -> None:
     """C20, C36, C39: with the path to what is wrong."""
-    args, kwargs, message = BAD_STARTS[case]
-    with pytest.raises(Rejected, match=message):
-        client.start(charge, *args, **kwargs)
+    for args, kwargs, message in BAD_STARTS.values():
+        with pytest.raises(Rejected, match=message):
+            client.start(charge, *args, **kwargs)
     assert _counts(connection) == (0, 0, 0, 0)
 
 
@@ -369,12 +369,10 @@ def test_a_signal_to_nobody_or_to_an_ended_thread_is_refused(client: Client, con
     assert stored == ("refused: ended",)
 
 
-@pytest.mark.parametrize("body", ["a\0b", math.nan, datetime(2026, 1, 1), "x" * 2_000_000])  # noqa: DTZ001
-def test_a_signal_that_can_not_be_stored_is_refused(
-    client: Client, connection: Connection, body: Any
-) -> None:
+def test_a_signal_that_can_not_be_stored_is_refused(client: Client, connection: Connection) -> None:
     """C36."""
     thread = a_thread(connection)
-    with pytest.raises(Rejected):
-        client.signal(thread, "go", body)
+    for body in ("a\0b", math.nan, datetime(2026, 1, 1), "x" * 2_000_000):
+        with pytest.raises(Rejected):
+            client.signal(thread, "go", body)
     assert _counts(connection) == (1, 1, 1, 1)

@@ -110,17 +110,18 @@ def test_a_step_is_born_only_in_a_listed_state(connection: Connection) -> None:
                 _put_step(connection, thread, state, f"s#{n}")
 
 
-@pytest.mark.parametrize("state", [s for s in ThreadState if s != "running"])
-def test_a_thread_is_born_only_running(connection: Connection, state: str) -> None:
+def test_a_thread_is_born_only_running(connection: Connection) -> None:
     """R37."""
     thread = _thread(connection)
-    with pytest.raises(IntegrityConstraintViolation, match="illegal first state"):
-        connection.execute(
-            "insert into actum.threads select gen_random_uuid(), namespace, 'other', workflow, "
-            "workflow_version, queue, priority, %s, reason, version, head, owner, principal, created_at, "
-            "updated_at, deadline_at, wake_at, wake_for from actum.threads where id = %s",
-            (state, thread),
-        )
+    insert = (
+        "insert into actum.threads select gen_random_uuid(), namespace, 'other', workflow, "
+        "workflow_version, queue, priority, %s, reason, version, head, owner, principal, created_at, "
+        "updated_at, deadline_at, wake_at, wake_for from actum.threads where id = %s"
+    )
+    for state in set(ThreadState) - {"running"}:
+        with pytest.raises(IntegrityConstraintViolation, match="illegal first state"):
+            connection.execute(insert, (state, thread))
+    connection.execute(insert, ("running", thread))
 
 
 HISTORY_CHANGES = {
@@ -132,19 +133,21 @@ HISTORY_CHANGES = {
     "update in a partition": "update actum.{partition} set actor = 'me'",
     "delete in a partition": "delete from actum.{partition}",
     "truncate of a partition": "truncate actum.{partition}",
+    "truncate of the default partition": "truncate actum.events_default",
 }
 
 
-@pytest.mark.parametrize("change", HISTORY_CHANGES)
-def test_history_can_not_be_changed_even_by_a_superuser(connection: Connection, change: str) -> None:
+def test_history_can_not_be_changed_even_by_a_superuser(connection: Connection) -> None:
     """R2, invariant 1."""
     thread = _thread(connection)
     assert connection.execute("show is_superuser").fetchone() == ("on",)
     (partition,) = connection.execute(
         "select tableoid::regclass::text from actum.events where thread_id = %s", (thread,)
     ).fetchone()
-    with pytest.raises(IntegrityConstraintViolation, match="change of history is refused"):
-        connection.execute(HISTORY_CHANGES[change].replace("{partition}", partition.split(".")[-1]))
+    for change in HISTORY_CHANGES.values():
+        statement = change.replace("{partition}", partition.split(".")[-1])
+        with pytest.raises(IntegrityConstraintViolation, match="change of history is refused"):
+            connection.execute(statement)
     assert connection.execute("select count(*) from actum.events").fetchone() == (1,)
 
 

@@ -72,7 +72,8 @@ class Caller:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(
-                    target=self._loop.run_forever,
+                    target=_run_until_stopped,
+                    args=(self._loop,),
                     name="actum-async",
                     daemon=True,
                 ).start()
@@ -83,3 +84,10 @@ class Caller:
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()

@@ -20,6 +20,7 @@ from actum.journal.database import Connection, Database
 from actum.telemetry import emit
 
 OnDone = Callable[[Receipt | None, Exception | None], None]
+Expect = Callable[[], int]
 
 
 class CommitRefused(ActumError):
@@ -29,12 +30,19 @@ class CommitRefused(ActumError):
 class Ticket:
     """The promise of a receipt for one posted block."""
 
-    def __init__(self, block: Block, on_done: OnDone | None = None) -> None:
+    def __init__(self, block: Block, on_done: OnDone | None = None, expect: Expect | None = None) -> None:
         self.block = block
         self._on_done = on_done
+        self._expect = expect
         self._done = threading.Event()
         self._receipt: Receipt | None = None
         self._error: Exception | None = None
+
+    def aim(self) -> None:
+        """Called by the committer just before it commits, after everything posted earlier was settled:
+        a decision must not lose against its own Thread's facts that were still on their way."""
+        if self._expect is not None:
+            self.block.expected = self._expect()
 
     def settle(self, receipt: Receipt | None, error: Exception | None = None) -> None:
         """Called by the committer, once."""
@@ -75,9 +83,10 @@ class Committer:
         self._thread.join()
         self._database.close()
 
-    def post(self, block: Block, on_done: OnDone | None = None) -> Ticket:
-        """Hand over a block; returns at once. `on_done` runs on the committing thread: keep it short."""
-        ticket = Ticket(block, on_done)
+    def post(self, block: Block, on_done: OnDone | None = None, expect: Expect | None = None) -> Ticket:
+        """Hand over a block; returns at once. `expect` makes it a decision: it gives the version on which
+        it was made. Both callables run on the committing thread: keep them short."""
+        ticket = Ticket(block, on_done, expect)
         with self._condition:
             self._queue.append(ticket)
             self._condition.notify()
@@ -94,6 +103,8 @@ class Committer:
             self._flush(tickets)
 
     def _flush(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            ticket.aim()
         groups = _by_thread(tickets)
         blocks = [_merged([t.block for t in group]) for group in groups]
         faults.point("flush.before")

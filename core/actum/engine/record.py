@@ -14,7 +14,7 @@ from actum import faults
 from actum.domain import lifecycle
 from actum.domain.thread import Thread
 from actum.domain.workflow import Step
-from actum.engine.committer import Committer
+from actum.engine.committer import Committer, Expect
 from actum.engine.signals import Lost, Reenter
 from actum.errors import ActumError
 from actum.ids import effect_key
@@ -90,10 +90,10 @@ class Recorder:
         committed. With a `state` other than running the claim is given back in the same commit.
         """
         block = self._take()
-        block.expected, block.state, block.reason = self._version, state, reason
+        block.state, block.reason = state, reason
         block.wake_seconds, block.wake_for = wake_seconds, wake_for
         block.claim = "keep" if state is None else "done"
-        return self._settled(block)
+        return self._settled(block, lambda: self._version)
 
     def release(self) -> None:
         """Give the claim back so that the Thread goes on elsewhere; facts collected are kept."""
@@ -125,9 +125,9 @@ class Recorder:
         """Wait until everything posted for this Thread is durable."""
         self._settled(self._take())
 
-    def _settled(self, block: Block) -> Receipt:
+    def _settled(self, block: Block, expect: Expect | None = None) -> Receipt:
         try:
-            receipt = self._committer.post(block, self._note).wait()
+            receipt = self._committer.post(block, self._note, expect).wait()
         except ActumError as error:
             raise Lost(str(error)) from error
         faults.point("result.before")

@@ -48,7 +48,8 @@ def connect(url: str | None = None, *, name: str = "actum") -> Connection:
 
 
 def _short(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    lines = [line for line in str(error).strip().splitlines() if not line.startswith("\t")]  # libpq's hint
+    return lines[-1] if lines else type(error).__name__
 
 
 class Database:
