@@ -21,7 +21,7 @@ demo: $(READY) ## Run supplier onboarding on an embedded Postgres and broker, th
 	$(BIN)/python -m examples.supplier_onboarding.demo
 
 test: $(READY) ## Run all tests
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 lint: $(READY) ## Format, lint, types and import layers
 	$(BIN)/ruff format --check .
