@@ -215,6 +215,7 @@ def test_a_start_answers_though_the_broker_is_down_or_silent(
 
 
 PRODUCER = """
+import time
 from datetime import timedelta
 from actum import Client, workflow
 @workflow(version="1", owner="t", deadline=timedelta(hours=1), on_upgrade="finish")

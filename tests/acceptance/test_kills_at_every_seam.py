@@ -101,6 +101,7 @@ def test_a_step_that_kills_every_worker_is_given_up_and_harms_no_other(
 
             def done() -> bool:
                 if runners[-1].dead:
+                    runners[-1].kill()
                     runners.append(fleet.Runner(environment))
                 fleet.Reconciler().run_once()
                 client._database.connection().execute("update actum.work set ready_at = actum.now()")

@@ -471,6 +471,8 @@ class _Server(ABC):
 
     def _launch(self, lock: int) -> None:
         """Start until it answers. A start may fail at first: a port just taken, a crash's rest."""
+        if self._process is not None:
+            self._process.kill()  # reap it: to Postgres a zombie's pid is a running server
         deadline = time.monotonic() + RESTART_SECONDS
         fixed = self._port
         while True:

@@ -25,6 +25,7 @@ from actum.domain.events import Event
 from actum.domain.workflow import Registry, Workflow
 from actum.engine.calls import Caller
 from actum.engine.committer import Committer
+from actum.engine.lease import Lease
 from actum.engine.turn import Ending, Tools, Turn
 from actum.errors import ActumError, LeaseLost, Unavailable
 from actum.ids import new_id
@@ -127,7 +128,8 @@ class Service:
         """Run turns of `queue` until nothing is ready, the slice ends or the process is to stop."""
         lease = self._current_lease()
         tools = Tools(self._committer, self._caller, lease, self._reading)
-        ends, running, turns = time.monotonic() + slice_seconds, set[Future[None]](), 0
+        ends, running = time.monotonic() + slice_seconds, set[Future[None]]()
+        turns = self._drain_suspects(queue, tools, ends)
         more = True
         while more or running:
             lease.stopping = self._stop_asked()
@@ -141,6 +143,17 @@ class Service:
                 _, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
                 more = more or (bool(running) and not lease.stopping)
         return Drained(turns, time.monotonic() >= ends and not lease.stopping)
+
+    def _drain_suspects(self, queue: str, tools: Tools, ends: float) -> int:
+        """Run Threads that lost a worker before, one by one with nothing beside them (C08)."""
+        turns = 0
+        while time.monotonic() < ends and not self._stop_asked():
+            claimed = self._claim(queue, tools.lease, 1, suspects=True)
+            if not claimed:
+                break
+            self._turn(*claimed[0], tools)
+            turns += 1
+        return turns
 
     def _current_lease(self) -> Beating:
         lease = self._lease or self._begin_incarnation()
@@ -157,7 +170,13 @@ class Service:
         fast = int(self._settings.turns * FAST_SECONDS / max(self._turn_seconds, 0.0005))
         return max(1, min(self._settings.claim_max, max(free, fast)))
 
-    def _claim(self, queue: str, lease: Beating, limit: int) -> list[tuple[Claimed, list[Event]]]:
+    def _claim(
+        self,
+        queue: str,
+        lease: Lease,
+        limit: int,
+        suspects: bool = False,
+    ) -> list[tuple[Claimed, list[Event]]]:
         """Claim, and read what was claimed.
 
         A claim whose answer was lost, or whose events could not be read, is not worked on: `_active` does
@@ -168,7 +187,7 @@ class Service:
             if self._strays:
                 release_strays(connection, lease.incarnation, list(self._active))
             self._strays = True
-            found = claim(connection, lease.incarnation, queue, self._registry.labels(), limit)
+            found = claim(connection, lease.incarnation, queue, self._registry.labels(), limit, suspects)
             events = events_of(connection, [c.thread_id for c in found]) if found else {}
             self._active.update(c.thread_id for c in found)
             self._strays = False

@@ -34,17 +34,19 @@ def claim(
     queue: str,
     definitions: Sequence[str],
     limit: int,
+    suspects: bool | None = None,
 ) -> list[Claimed]:
     """Claim up to `limit` ready Threads of `queue`, most urgent and oldest first.
 
+    `suspects` chooses Threads that lost a worker before (True), that did not (False), or both (None).
     Returns nothing when the holder's own lease is not current. A claim whose commit is unknown is
     never worked on: the caller did not get its fence, and the lease ends it.
     """
     faults.point("claim.before")
     cursor = connection.execute(
         "select thread_id, fence, crashes, workflow, workflow_version, claimed_at "
-        "from actum.claim(%s, %s, %s::text[], %s)",
-        (holder, queue, list(definitions), limit),
+        "from actum.claim(%s, %s, %s::text[], %s, %s)",
+        (holder, queue, list(definitions), limit, suspects),
     )
     claimed = [Claimed(*row) for row in cursor]
     faults.point("claim.after")

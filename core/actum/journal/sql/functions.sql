@@ -182,8 +182,10 @@ $$;
 
 -- Claims up to p_max ready Threads for a living incarnation. SKIP LOCKED: two claimers never wait for
 -- each other and never get the same row; each claim takes a fence that has never been used before.
+-- A Thread that lost its worker before is a suspect: a worker runs it alone, so that a step which kills
+-- every process can't make its neighbours look guilty.
 create or replace function actum.claim(
-    p_holder uuid, p_queue text, p_definitions text[], p_max integer
+    p_holder uuid, p_queue text, p_definitions text[], p_max integer, p_suspects boolean
 ) returns table (thread_id uuid, fence bigint, crashes integer, workflow text, workflow_version text,
                  claimed_at timestamptz)
 language sql as
@@ -192,6 +194,7 @@ $$
         select w.thread_id from actum.work w
          where w.queue = p_queue and w.holder is null and w.ready_at <= actum.now()
            and w.workflow || '@' || w.workflow_version = any (p_definitions)
+           and (p_suspects is null or (w.crashes > 0) = p_suspects)
            and exists (select from actum.workers
                         where id = p_holder and expires_at > actum.now())
          order by w.priority, w.ready_at
