@@ -351,7 +351,7 @@ def test_an_async_step_runs_and_is_cancelled_at_its_time_out(engine: Engine, sec
     @step(effect="recorded", timeout=timedelta(milliseconds=100), retry=Retry(1))
     async def slow(n: int) -> str:
         try:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(seconds)  # sleep-ok: the time-out of a step is the subject
         except asyncio.CancelledError:
             cancelled.append(True)
             raise

@@ -11,7 +11,7 @@ from actum.config import settings
 from actum.domain.workflow import REGISTRY
 from actum.telemetry import emit
 from actum_workers import reconcile
-from actum_workers.celery_app import PREFIX, app, stop_asked, workflow_modules
+from actum_workers.celery_app import app, stop_asked, workflow_modules
 from actum_workers.doorbell import CeleryDoorbell
 from actum_workers.flower_events import announce
 from actum_workers.service import Service
@@ -62,4 +62,4 @@ def reconcile_task() -> dict[str, Any]:
     return reconcile.Reconciler(doorbell=CeleryDoorbell()).run_once()
 
 
-__all__ = ["PREFIX", "doorbell", "reconcile_task", "start_service", "stop_service"]
+__all__ = ["doorbell", "reconcile_task", "start_service", "stop_service"]
